@@ -41,7 +41,6 @@ from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
 from evidence.vit_heads import heads
 from evidence.vit_heads import page as vit_heads
-from evidence.vit_replaced import page as vit_replaced
 
 TEMPLATES = EVIDENCE / "templates"
 
@@ -72,7 +71,6 @@ QUESTIONS = {
     "trained_heads": trained_heads,
     "trained_networks": trained_networks,
     "vit_heads": vit_heads,
-    "vit_replaced": vit_replaced,
 }
 """Modules whose names templates use after the name of their question."""
 
@@ -134,6 +132,7 @@ def rendered(template: Path, study: Callable[[str], Study] = studies.study) -> s
         for name, one in vars(module).items():
             if getattr(one, "__module__", None) == module.__name__:
                 environment.filters[name] = one
+    environment.filters["capitalize_first"] = trained_heads.capitalize_first
     environment.globals |= {**QUESTIONS, "suite_page": suite_page, "study": study}
     return environment.get_template(template.relative_to(TEMPLATES).as_posix()).render()
 

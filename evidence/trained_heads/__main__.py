@@ -32,11 +32,9 @@ from evidence.replacing import by_score
 from evidence.results import environment, new_parser
 from evidence.trained_heads import arms
 from evidence.trained_heads.arms import Head, altered
-from evidence.trained_heads.networks import INPUTS, LOADERS, Trained, alike, load
+from evidence.trained_heads.networks import LOADERS, Trained, alike, load
+from evidence.trained_heads.page import CHOSEN, INPUTS
 from evidence.vit_heads.heads import kept_report
-
-CHOSEN = 8
-"""Heads that are replaced together."""
 
 DRAWS, CURVE, CURVE_DRAWS = 20, 10, 5
 """Draws of a random arm; test inputs of the curve, and its draws."""
@@ -334,6 +332,7 @@ def record(study: Study) -> dict[str, Any]:
     counts["kept"] = count_words(_verdicts(study.positions_kept, None))
     content: dict[str, Any] = {
         **environment(__file__, "transformers"),
+        "command": f"python -m evidence.trained_heads {study.name} {_FOLDERS}",
         "title": study.trained.title,
         "about": study.trained.about,
         "images": report.images,
@@ -364,6 +363,9 @@ def record(study: Study) -> dict[str, Any]:
     if content["alone"]:
         content["rule_two"] = rule_two(study, content["alone"])
     return content
+
+
+_FOLDERS = "--photographs FOLDER --digits FOLDER --work WORK"
 
 
 def _verdicts(report: HeadReport, control: str | None) -> list[HeadVerdict]:

@@ -16,10 +16,8 @@ from evidence import packaged_weights
 from evidence.photographs import IMAGENET, Colours, photographs
 from evidence.results import cifar10
 from evidence.speech_heads.digits import clips, heard_digits, mistakes, transcribe
-from evidence.text_heads.__main__ import paragraphs, tokens
-
-INPUTS = 100
-"""Inputs on which heads are measured, and as many others on which everything else is tested."""
+from evidence.trained_heads.page import INPUTS
+from evidence.trained_heads.texts import paragraphs, tokens
 
 CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 """Mean and deviation of CLIP's pictures."""

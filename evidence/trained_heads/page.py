@@ -4,9 +4,10 @@ python -m evidence.trained_heads.page    # draws docs/results/trained-cause.png
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median, stdev
 from typing import Any
 
 from convattn.lab.figures import COLOURS, figure_files
@@ -28,6 +29,12 @@ from evidence.values import Gap, family, listed, signed
 
 NAMES = ("vit-s", "clip", "swin", "whisper", "minilm", "antiberty")
 """The networks, in the order of the page."""
+
+INPUTS = 100
+"""Inputs on which heads are measured, and as many on which they are tested."""
+
+SIZED = ("vit-s", "clip")
+"""The networks that are asked at other sizes."""
 
 CHOSEN = 8
 """Heads that are replaced together."""
@@ -58,9 +65,9 @@ def with_part(part: str) -> dict[str, Record]:
     return {name: record for name, record in run().items() if has(record, part)}
 
 
-def missing(part: str) -> str:
-    """Says which networks a part was not run on."""
-    left = [name for name in NAMES if name not in with_part(part)]
+def missing(part: str, names: Sequence[str] = NAMES) -> str:
+    """Says which networks a part was not run on, of those that it is for."""
+    left = [name for name in names if name not in with_part(part)]
     return f"Not run yet: {listed(f'`{name}`' for name in left)}." if left else ""
 
 
@@ -92,7 +99,7 @@ def cross_table() -> str:
     """Tabulates the heads of the cross: what each is, trained and in the controls."""
     rows = []
     for record in with_part("words").values():
-        if len(record["heads"][0]["shift"]) != len(next(iter(_SIDES))):
+        if not _of_pictures(record):
             continue
         for head in cross(record):
             numbers = [_number(head[name]) for name in ("score", "share")]
@@ -101,6 +108,27 @@ def cross_table() -> str:
             rows.append([*cells, head["looks"], *numbers, *controls])
     columns = ["network", "head", "it is", "looks", "R²", "share"]
     return markdown_table([*columns, "R², untrained", "positions kept", "shuffled"], rows)
+
+
+def cross_in_words() -> str:
+    """Says in how many of the networks of pictures heads hold the four neighbours, and what they are untrained."""
+    records = [record for record in with_part("words").values() if _of_pictures(record)]
+    whole = [record for record in records if len(cross(record)) == len(_SIDES)]
+    untrained = Counter(head["untrained"][0] for record in whole for head in cross(record))
+    words = ", ".join(f"{count} {word}" for word, count in untrained.items())
+    return (
+        f"In {len(whole)} of {len(records)} trained networks of pictures, heads look at the patches to the left, to the"
+        f" right, above and below: the cross of a 3 × 3 kernel. The same {untrained.total()} heads untrained: {words}."
+    )
+
+
+def capitalize_first(words: str) -> str:
+    """Writes the first letter large, and leaves the others."""
+    return words[:1].upper() + words[1:]
+
+
+def _of_pictures(record: Record) -> bool:
+    return len(record["heads"][0]["shift"]) == len(next(iter(_SIDES)))
 
 
 def words_table() -> str:
@@ -253,6 +281,65 @@ def rule_two_in_words() -> str:
         f"the position score is the better predictor in {better.count('position score')} of {len(better)} networks, the"
         f" mean attention distance in {better.count('distance')}, neither in {better.count('neither')}"
     )
+
+
+def sizes_table() -> str:
+    """Tabulates what kernels of one size keep at others, and the time they take."""
+    rows = []
+    for record in with_part("sizes").values():
+        for row in record["sizes"]:
+            heads = f"{row['count']}, {row['heads']}"
+            pixels, photographs = str(row["pixels"]), str(len(row["feature"]))
+            cells = [record["title"], heads, pixels, photographs, row["arm"]]
+            for number in ("feature", "tokens"):
+                low, high = t_interval(row[number])
+                cells.append(f"{fmean(row[number]):.3f} ({low:.3f} to {high:.3f})")
+            times = row["times"]
+            took = f"{median(times):.2f} ({min(times):.2f} to {max(times):.2f})" if times else "–"
+            rows.append([*cells, took])
+    columns = ["network", "heads", "pixels", "photographs", "arm", "feature", "patches"]
+    return markdown_table([*columns, "time"], rows)
+
+
+def tasks_table() -> str:
+    """Tabulates the tasks: what is right, as it is and in the arms without draws."""
+    rows = []
+    for name, record in run().items():
+        if has(record, "tasks"):
+            cells = [f"{record['title']}: {TASKS[name]}"]
+            cells += [_right(row["right"]) for row in record["tasks"]]
+            rows.append(cells)
+        elif name == "swin" and has(record, "cause"):
+            cells = [f"{record['title']}: {TASKS[name]}", "100"]
+            for arm in (OWN, TURNED[1], MEAN, ZERO, UNIFORM, TAP):
+                cells.append(_right(list(values(record, arm, "same").values())))
+            rows.append(cells)
+    arms = ["as it is", OWN, "turned by 180°, or reversed", MEAN, ZERO, UNIFORM, TAP]
+    return markdown_table(["task, % right", *arms], rows)
+
+
+TASKS = {
+    "clip": "linear probe on CIFAR-10",
+    "swin": "decisions that stay",
+    "whisper": "digits",
+    "antiberty": "masked residues",
+}
+"""What the tasks are."""
+
+
+def missing_tasks() -> str:
+    """Says which tasks were not run."""
+    left = []
+    for name in TASKS:
+        record = run().get(name)
+        if record is None or not has(record, "cause" if name == "swin" else "tasks"):
+            left.append(f"`{name}`")
+    return f"Not run yet: {listed(left)}." if left else ""
+
+
+def _right(shares: Sequence[float]) -> str:
+    """Words a share in per cent with its standard error over inputs."""
+    return f"{100 * fmean(shares):.0f} ± {100 * stdev(shares) / len(shares) ** 0.5:.0f}"
 
 
 _LINES = {

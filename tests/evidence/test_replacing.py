@@ -8,7 +8,6 @@ import torch
 import transformers
 from tests.heads.report_cases import attention_maps, measured, outputs
 
-from convattn import replace_heads
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.structure import network_digest
@@ -16,7 +15,6 @@ from evidence.packaged_weights import read_ctranslate2
 from evidence.replacing import by_score, mean_maps, one_tap, with_means
 from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe
 from evidence.vit_heads.heads import kept_report
-from evidence.vit_replaced.costs import KINDS, replaced
 
 
 def test_heads_come_in_the_order_of_their_scores():
@@ -131,21 +129,6 @@ def test_transcripts_take_the_likeliest_tokens_that_are_not_kept_out():
     assert transcribe(network, states)[0] != tokens[0]
     settings.suppress_tokens = tokens
     assert not {*transcribe(network, states)} & {*tokens}
-
-
-def test_costs_are_of_the_heads_of_highest_score():
-    network, x, report = measured("dinov2")
-    report = looking_at(report, (1.0, -2.0))
-    assert replaced(network, report, 0, KINDS[0]) is network
-    for kind, kernels in zip(KINDS, (report, one_tap(report)), strict=True):
-        for count in (1, 3):
-            heads = by_score(report)[:count]
-            expected, _ = replace_heads(network, kernels, heads=heads)
-            assert torch.equal(
-                outputs(replaced(network, report, count, kind), x), outputs(expected, x)
-            )
-    different = [outputs(replaced(network, report, 3, kind), x) for kind in KINDS]
-    assert not torch.equal(*different)
 
 
 @pytest.mark.parametrize(
