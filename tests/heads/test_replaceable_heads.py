@@ -1,4 +1,4 @@
-"""What `replace_heads` refuses, and why heads and layers are left."""
+"""What `replace_heads` refuses, and why heads are left."""
 
 import re
 from dataclasses import replace
@@ -6,11 +6,11 @@ from math import nan
 
 import pytest
 import torch
-from convattn.heads.patch_grid import PatchGrid
 from tests.heads.report_cases import (
     attention_maps,
     bert,
     images,
+    outputs,
     report_of,
     timm_vit,
     torchvision_vit,
@@ -19,12 +19,13 @@ from tests.heads.report_cases import (
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError
+from convattn.budget import assert_within_budget, references
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.head_report import Estimate
 from convattn.heads.replace import replace_heads
-from convattn.heads.replaceable_heads import every_head, random_heads
+from convattn.heads.replaceable_heads import random_heads
 
 
 @pytest.fixture
@@ -58,7 +59,15 @@ MISTAKES = {
         "threshold",
         [0, -0.1, 1.01, nan, float("inf"), "0.9", None, True, torch.tensor(0.5)],
     ),
-    "model must be a network": ("model", [None, "vit", torch.zeros(3)]),
+    r"model must be an nn\.Module": ("model", [None, "vit", torch.zeros(3)]),
+    "prefix must be 'mean' or 'attend'": ("prefix", ["keep", None, 1]),
+    "unknown replacement": ("by", ["", "turned", "random"]),
+    "by must be one of kernel, .* or pairs": ("by", [None, 3, ("blocks.7.attn", 0)]),
+    r"maps must hold those of the 3 heads of blocks\.0\.attn": (
+        "maps",
+        [None, {}, {"blocks.1.attn": torch.zeros(1, 3, 36, 36)}, {"blocks.0.attn": torch.zeros(3)}],
+    ),
+    "heads must name each head once": ("heads", [[("blocks.0.attn", 0)] * 2]),
     "report must be a HeadReport": ("report", [None, "report.json", {}]),
     "heads must be pairs of a layer's name and .*, but is": (
         "heads",
@@ -80,8 +89,9 @@ MISTAKES = {
 def test_mistakes_are_told(network, report, message, without_type_checks):
     argument, values = MISTAKES[message]
     for value in values:
+        given = {"by": "mean_map", "threshold": 0.001, argument: value}
         with pytest.raises(ArgumentError) as caught:
-            replace_heads(**{"model": network, "report": report, argument: value})
+            replace_heads(**{"model": network, "report": report, **given})
         assert re.match(message, str(caught.value)), value
 
 
@@ -108,7 +118,7 @@ def other_report(network, report):
 def test_a_report_of_another_network(network, report):
     for message, given in other_report(network, report).items():
         with pytest.raises(ArgumentError, match=f"^report must {message}"):
-            replace_heads(*given)
+            replace_heads(*given, heads=[("blocks.0.attn", 0)])
 
 
 @pytest.mark.parametrize("count", [-1, 7, 2.0, True], ids=repr)
@@ -128,65 +138,6 @@ def test_layers_that_run_twice():
         replace_heads(network, report)
 
 
-@pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("size", [(20, 20), (28, 20), (4, 140)], ids=str)
-def test_grids_of_another_size(prefix, size):
-    """The prefix tokens' maps are those of the measured grid, and as many patches may lie in other rows."""
-    network = timm_vit(prefix, dynamic_img_size=True)
-    report = report_of(network, attention_maps(network, images()), prefix=prefix)
-    made, _ = replace_heads(network, report, heads=every_head(report))
-    made(images())
-    grid = f"{size[0] // 4} x {size[1] // 4}"
-    with pytest.raises(
-        ShapeError, match=f"images must be cut into 5 x 7 patches, .* but these are cut into {grid}"
-    ):
-        made(images(size))
-    with pytest.raises(
-        ShapeError,
-        match=rf"tokens must be {35 + prefix} \({prefix} prefix and 5 x 7 positions\), .* 26",
-    ):
-        made.blocks[0].attn(torch.zeros(1, 26, 18))
-
-
-def test_a_grid_in_a_network_around():
-    network = nn.Sequential(timm_vit(dynamic_img_size=True), nn.Linear(5, 2))
-    report = report_of(network, attention_maps(network, images()))
-    made, _ = replace_heads(network, report, heads=[("0.blocks.0.attn", 0)])
-    again, _ = replace_heads(
-        made, replace(report, layers=report.layers[1:]), heads=[("0.blocks.1.attn", 1)]
-    )
-    assert len(again[0].patch_embed.proj._forward_hooks) == 1
-    with pytest.raises(ShapeError, match="but these are cut into 7 x 5"):
-        again(images((28, 20)))
-
-
-@pytest.mark.parametrize(
-    ("tower", "bound"), [("text", set()), ("image", {"image.patch_embed.proj"})]
-)
-def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
-    """The text's layers lie beside the image's, whose grid is not theirs."""
-    towers = nn.ModuleDict({"text": bert(), "image": timm_vit(dynamic_img_size=True)})
-    given = {"text": (words(), (11,), 0), "image": (images(), (5, 7), 1)}
-    x, *sizes = given[tower]
-    report = report_of(towers[tower], attention_maps(towers[tower], x), *sizes)
-    layers = []
-    for layer in report.layers:
-        source = layer.grid_source and f"{tower}.{layer.grid_source}"
-        layers.append(replace(layer, name=f"{tower}.{layer.name}", grid_source=source))
-    made, _ = replace_heads(
-        towers, replace(report, layers=tuple(layers)), heads=[(layers[0].name, 0)]
-    )
-    hooks = {name: [*part._forward_hooks.values()] for name, part in made.named_modules()}
-    assert {
-        name for name, found in hooks.items() if any(isinstance(hook, PatchGrid) for hook in found)
-    } == bound
-    if bound:
-        with pytest.raises(ShapeError, match="images must be cut into 5 x 7 patches"):
-            made["image"](images((20, 20)))
-    else:
-        made["image"](images((20, 20)))
-
-
 def test_networks_of_which_nothing_can_be_read(report):
     network = nn.ModuleDict(
         {"blocks": nn.ModuleList([nn.ModuleDict({"attn": nn.Linear(3, 3)}) for _ in range(2)])}
@@ -195,7 +146,7 @@ def test_networks_of_which_nothing_can_be_read(report):
     layers = tuple(replace(layer, **other) for layer in report.layers)
     with pytest.raises(
         UnsupportedModelError,
-        match=r"(?s)cannot replace heads of ModuleDict.*attn \(Linear\): attention of",
+        match=r"(?s)cannot replace heads of ModuleDict.*attn, head 0: its class is not known; register_attention",
     ):
         replace_heads(network, replace(report, layers=layers))
 
@@ -205,21 +156,9 @@ def reasons(network, report, **options):
     return {head.head: head.reason for head in record.heads if head.layer == "blocks.0.attn"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"pattern": "shifted windows"},
-            r"its layer attends in a pattern (shifted windows) whose borders are not those",
-        ),
-        ({"normalised": False}, "its layer's weights do not sum to one"),
-    ],
-    ids=["windows", "gates"],
-)
-def test_layers_that_are_left_whole(network, report, changes, reason):
-    found = reasons(network, with_layer(report, **changes))
-    assert len(found) == 3
-    assert all(item.startswith(reason) for item in found.values())
+def test_a_layer_whose_weights_do_not_sum_to_one_is_left_whole(network, report):
+    found = reasons(network, with_layer(report, normalised=False))
+    assert set(found.values()) == {"its layer's weights do not sum to one"}
 
 
 @pytest.mark.parametrize(
@@ -248,32 +187,67 @@ def test_heads_that_are_left(network, report, changes, reason):
     assert reasons(network, report)[0].startswith(reason)
 
 
-def test_keys_between_positions(network, report):
+def test_heads_that_are_named_and_cannot_be_replaced_so(network, report):
     halves = tuple((row / 2, col) for row, col in report.layers[0].displacements)
-    found = reasons(network, with_layer(report, displacements=halves), heads=[("blocks.0.attn", 0)])
-    assert found == {
-        0: "its keys lie between the positions",
-        1: "it was not named",
-        2: "it was not named",
-    }
+    between = with_layer(report, displacements=halves)
+    line = (bert(), report_of(bert(), attention_maps(bert(), words()), (11,), 0))
+    for given, by, reason in (
+        ((network, between), "kernel", "its keys lie between the positions"),
+        (
+            (network, with_layer(report, normalised=False)),
+            "one_tap",
+            "its layer's weights do not sum",
+        ),
+        ((network, report), "reversed", "its positions are no sequence; turn its kernel instead"),
+        (
+            line,
+            "turned_180",
+            "its positions are not rows and columns; a kernel of a sequence is reversed",
+        ),
+    ):
+        head = (given[1].layers[0].name, 0)
+        with pytest.raises(UnsupportedModelError, match=f"{head[0]}, head 0: {reason}"):
+            replace_heads(*given, [head], by)
+        if given[1] is not report:
+            made, _ = replace_heads(*given, [head], "zero")
+            assert type(made.get_submodule(head[0])).__name__ == "FixedAttention"
+    with pytest.raises(ArgumentError, match="heads must be None where `by` names the head"):
+        replace_heads(network, report, [("blocks.0.attn", 0)], {("blocks.0.attn", 0): "zero"})
 
 
-@pytest.mark.parametrize("part", ["qkv", "attn_drop"])
-def test_hooks_that_would_be_lost(network, report, part):
-    network.blocks[0].attn.get_submodule(part).register_forward_hook(lambda *_: None)
-    assert set(reasons(network, report).values()) == {
-        f"its {part} has hooks, which would be lost; remove them first"
-    }
+def hooked(part):
+    return part.register_forward_hook(lambda *_: None)
 
 
-def test_dropout_of_another_kind(network, report):
-    attention = network.blocks[0].attn
-    attention.attn_drop = nn.Identity()
-    assert read_matrices(attention).dropout == 0
-    attention.attn_drop = nn.AlphaDropout()
-    assert set(reasons(network, report).values()) == {
-        "its attn_drop must be an nn.Dropout, but is a AlphaDropout"
-    }
+UNBUILT = {
+    "a hook within": (timm_vit, lambda layer: hooked(layer.qkv)),
+    "a hook": (torchvision_vit, hooked),
+    "a computed output": (
+        torchvision_vit,
+        lambda layer: parametrizations.weight_norm(layer.out_proj),
+    ),
+    "another dropout": (timm_vit, lambda layer: setattr(layer, "attn_drop", nn.AlphaDropout())),
+}
+
+
+@pytest.mark.parametrize("name", UNBUILT)
+def test_a_layer_that_cannot_be_built_anew_runs_as_it_is(name):
+    """Its hooks and what it computes are not lost, and its heads have the weights of a layer that was built anew."""
+    build, change = UNBUILT[name]
+    network = build()
+    x, grid = (images(), (5, 7)) if build is timm_vit else (images((28, 28)), (7, 7))
+    report = report_of(network, attention_maps(network, x), grid)
+    heads = [(report.layers[0].name, 1)]
+    built, record = replace_heads(network, report, heads)
+    assert record.replaced[0].box
+    change(network.get_submodule(heads[0][0]))
+    made, record = replace_heads(network, report, heads, same_weights=False)
+    assert not record.replaced[0].box
+    hi, lows = references(lambda net: outputs(net, x.to(next(net.parameters()).dtype)), built)
+    assert_within_budget(outputs(made, x), hi, lows)
+    inside = dict(made.named_modules())[f"{heads[0][0]}.attention"]
+    assert type(inside) is type(network.get_submodule(heads[0][0]))
+    assert len(inside._forward_hooks) == (name == "a hook")
 
 
 def test_calls_that_heads_by_position_do_not_take(network, report):
@@ -322,26 +296,6 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
     ):
         with pytest.raises(ArgumentError, match=message):
             layer(*arguments, **given)
-
-
-def test_a_computed_output_matrix_and_hooks_of_torchvision_are_not_lost():
-    """torch computes attention from the tensors of `out_proj` itself, so a copy of them would look right."""
-    vision = torchvision_vit()
-    told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
-    attention = vision.encoder.layers[0].self_attention
-    heads = [(told.layers[0].name, 0)]
-    handle = attention.register_forward_hook(lambda *_: None)
-    _, record = replace_heads(vision, told, heads=heads)
-    assert [head.reason for head in record.left][:1] == [
-        "it has hooks, which would be lost; remove them first"
-    ]
-    handle.remove()
-    parametrizations.weight_norm(attention.out_proj)
-    _, record = replace_heads(vision, told, heads=heads, same_weights=False)
-    assert {head.reason for head in record.left if head.layer == heads[0][0]} == {
-        "its out_proj has a parametrised weight; make it permanent first"
-    }
-    assert not record.replaced
 
 
 @pytest.fixture

@@ -293,7 +293,7 @@ class ConvolvedAttention(nn.Module):
         values: Float[Tensor, "batch heads tokens width"],
         sizes: tuple[int, ...],
         present: Tensor | None,
-    ) -> Float[Tensor, "batch heads tokens width"]:
+    ) -> Float[Tensor, "batch heads _ width"]:
         """Averages values at positions by displacement, and those of all tokens for prefix tokens that have maps."""
         prefix = values[:, :, : self.prefix]
         positions = values[:, :, self.prefix :]

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
@@ -49,7 +49,7 @@ class MappedHeads(nn.Module):
 
     def weights(
         self, layout: Layout | None, allowed: Bool[Tensor, "images groups queries keys"]
-    ) -> Float[Tensor, "images groups heads queries keys"]:
+    ) -> Float[Tensor, "images groups _ queries keys"]:
         """Returns the weights of the pairs that are allowed; maps of another grid raise ShapeError."""
         if layout is not None and self.grid is not None and self.maps.numel() > 1:
             require_sizes(self.grid, layout.grid, _PLACES)
@@ -93,7 +93,7 @@ class DisplacedHeads(nn.Module):
 
     def weights(
         self, layout: Layout | None, allowed: Bool[Tensor, "images groups queries keys"]
-    ) -> Float[Tensor, "images groups heads queries keys"]:
+    ) -> Float[Tensor, "images groups _ queries keys"]:
         """Returns the weights of the pairs that are allowed; a grid that they are not meant for raises ShapeError."""
         assert layout is not None
         fixed_rows = self.prefix_maps.numel() > 0 and not self.attends
@@ -127,9 +127,9 @@ class DisplacedHeads(nn.Module):
 
 
 def _within(
-    maps: Float[Tensor, "groups heads queries keys"],
+    maps: Float[Tensor, "some_groups some_heads some_queries some_keys"],
     allowed: Bool[Tensor, "images groups queries keys"],
-) -> Float[Tensor, "images groups heads queries keys"]:
+) -> Float[Tensor, "images groups some_heads queries keys"]:
     """Shares the weights of pairs that are not allowed out among those of the same query that are."""
     within = maps * allowed[:, :, None]
     total = within.sum(-1, keepdim=True)
@@ -211,7 +211,7 @@ class FixedAttention(nn.Module):
         apart = "images groups heads rows cols"
         sizes = {"groups": groups, "heads": self.heads}
 
-        def by_head(x: Tensor) -> Float[Tensor, "images groups heads rows cols"]:
+        def by_head(x: Tensor) -> Shaped[Tensor, "images groups heads rows cols"]:
             return rearrange(x.reshape(-1, *x.shape[-2:]), f"{order} -> {apart}", **sizes)
 
         out = by_head(product.out)

@@ -1,4 +1,4 @@
-"""Networks whose heads were replaced for one grid of patches refuse every other grid, also with as many patches."""
+"""Networks with replaced heads on other grids than that of the report: right there, or refused; none in silence."""
 
 import copy
 import io
@@ -9,12 +9,13 @@ import pytest
 import timm
 import torch
 import transformers
+from tests.heads.arm_cases import HEAD, arm_weights, swin_of_transformers, with_weights
 from tests.heads.report_cases import SIZES, TIMM, images, outputs, torchvision_vit
 from torch import nn
 
+from convattn.budget import assert_within_budget, references
 from convattn.errors import ArgumentError, ShapeError
-from convattn.heads import analyze
-from convattn.heads.replace import replace_heads
+from convattn.heads import analyze, mean_maps, replace_heads
 
 PATCH = 4
 MEASURED = (4, 4)
@@ -45,12 +46,14 @@ def tower(name, **options):
 def timm_network(cls, **options):
     """A network of timm that takes any image."""
     torch.manual_seed(0)
-    sizes = {**TIMM, "img_size": 16, "dynamic_img_size": True}
-    return cls(**sizes, **options).eval(), {}
+    sizes = {**TIMM, "img_size": 16, "dynamic_img_size": True, **options}
+    return cls(**sizes).eval(), {}
 
 
 NETWORKS = {name: partial(tower, name, **options) for name, options in TOWERS.items()} | {
     "timm ViT": partial(timm_network, timm.models.VisionTransformer),
+    "timm EVA": partial(timm_network, timm.models.Eva, use_rot_pos_emb=True, embed_dim=24),
+    "transformers Swin": lambda: (swin_of_transformers(), {}),
     "timm DeiT": partial(timm_network, timm.models.deit.VisionTransformerDistilled),
     "torchvision ViT": lambda: (torchvision_vit(size=16), {}),
 }
@@ -67,6 +70,69 @@ def with_a_head_replaced(network):
     return replace_heads(network, report, heads=heads)
 
 
+def on_another_grid(arm, layer, attend, weights, layout):
+    """The weights of a layer on another grid with those of a head replaced."""
+    for image in weights:
+        allowed = (image > 1e-30).any(1)
+        own = image[:, HEAD, layout.prefix_queries()] if attend else None
+        image[:, HEAD] = arm_weights(arm, layer, None, layout, allowed, None, own)
+    return weights
+
+
+def by_definition(name, changes, options, network, x):
+    return with_weights(network, name, x, *changes, **options)
+
+
+ARMS = {
+    "kernel": {"by": "kernel"},
+    "kernel, prefix tokens attend": {"by": "kernel", "prefix": "attend"},
+    "uniform": {"by": "uniform"},
+    "zero": {"by": "zero"},
+    "mean map": {"by": "mean_map"},
+}
+
+
+GRIDS = {"transformers Swin": ((7, 10), (8, 5), (5, 11), (13, 6))}
+"""The grid of the report and others, of a network that needs more than one window."""
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_another_grid_is_right_or_refused(name):
+    network, options = NETWORKS[name]()
+    measured, *others = GRIDS.get(name, (MEASURED, *OTHERS))
+    report = analyze(network, cut(measured), controls=(), progress=False)
+    layer = report.layers[1]
+    maps = mean_maps(network, cut(measured))
+    mades = {}
+    for arm, given in ARMS.items():
+        made, _ = replace_heads(network, report, [(layer.name, HEAD)], maps=maps, **given)
+        assert torch.isfinite(outputs(made, cut(measured), **options)).all()
+        mades[arm] = made
+    for grid in others:
+        x = cut(grid, 1)
+        if name == "torchvision ViT":  # which has sizes of its own
+            for made in mades.values():
+                with pytest.raises(AssertionError, match="Wrong image"):
+                    outputs(made, x)
+            continue
+        allowed = [
+            arm for arm in ARMS if arm != "mean map" and (arm != "kernel" or not layer.prefix)
+        ]
+        changes = []
+        for arm in allowed:
+            attend = "attend" in arm
+            changes.append(partial(on_another_grid, ARMS[arm]["by"], layer, attend))
+        by_hand = partial(by_definition, layer.name, changes, options)
+        his, lows = references(by_hand, network, x)
+        for number, arm in enumerate(allowed):
+            own = [low[number] for low in lows]
+            found = outputs(mades[arm], x, **options)
+            assert_within_budget(found, his[number], own, f"{name}, {grid}, {arm}")
+        for arm in ARMS.keys() - {*allowed}:
+            with pytest.raises(ShapeError, match="on which the heads were measured, but these are"):
+                outputs(mades[arm], x, **options)
+
+
 def saved_and_loaded(network):
     file = io.BytesIO()
     torch.save(network, file)
@@ -78,30 +144,17 @@ COPIES = {"made": lambda network: network, "copied": copy.deepcopy, "saved": sav
 REFUSAL = "images must be cut into 4 x 4 patches, .* but these are cut into {} x {}"
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_no_class_takes_another_grid_in_silence(name):
-    network, options = NETWORKS[name]()
-    made, record = with_a_head_replaced(network)
-    assert len(record.replaced) == 1
-    expected = outputs(made, cut(MEASURED), **options)
-    for kind, change in COPIES.items():
-        changed = change(made)
-        calls = {"by place": partial(outputs, changed, **options)}
-        if isinstance(network, transformers.PreTrainedModel):
-            calls["by name"] = lambda x, changed=changed: outputs(
-                changed, pixel_values=x, **options
-            )
-        for way, call in calls.items():
-            place = f"{name}, {kind}, {way}"
-            assert torch.equal(call(cut(MEASURED)), expected), place
-            for grid in OTHERS:
-                error, message = ShapeError, REFUSAL.format(*grid)
-                if name == "torchvision ViT":  # which has sizes of its own
-                    error, message = AssertionError, "Wrong image"
-                else:
-                    outputs(network, cut(grid), **options)
-                with pytest.raises(error, match=message):
-                    call(cut(grid))
+@pytest.mark.parametrize("kind", COPIES)
+def test_copies_refuse_other_grids(kind):
+    for name in ("timm ViT", "CLIPVision"):
+        network, options = NETWORKS[name]()
+        made, _ = with_a_head_replaced(network)
+        copied = COPIES[kind](made)
+        expected = outputs(made, cut(MEASURED), **options)
+        assert torch.equal(outputs(copied, cut(MEASURED), **options), expected)
+        for grid in OTHERS:
+            with pytest.raises(ShapeError, match=REFUSAL.format(*grid)):
+                outputs(copied, cut(grid), **options)
 
 
 def test_a_compiled_network_refuses_other_grids(without_type_checks):

@@ -1,0 +1,49 @@
+"""Every replacement of a head, in grids, sequences and windows, against weights made by hand; and what is refused."""
+
+from functools import partial
+
+import pytest
+from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, with_weights
+
+from convattn.budget import assert_within_budget, references
+from convattn.heads import analyze, mean_maps, replace_heads
+
+ALWAYS = ("kernel", "mean_map", "zero", "uniform", "one_tap", "other")
+TURNED = {1: ("reversed",), 2: ("turned_90", "turned_180", "turned_270")}
+
+
+def changed(arm, layer, other, maps, weights, layout):
+    """The weights of a layer with those of a head replaced."""
+    mean = maps[layer.name][:, HEAD].double()
+    for image in weights:
+        # Padded words, and other parts of shifted windows, are seen by no head
+        allowed = (image > 1e-30).any(1)
+        image[:, HEAD] = arm_weights(arm, layer, other, layout, allowed, mean)
+    return weights
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_has_the_weights_that_its_replacement_says(name):
+    build, draw, place = CASES[name]
+    network, x = build(), draw()
+    report = analyze(network, x, radius=10, controls=(), progress=False)
+    layer = report.layer(place)
+    other = next(one for one in report.layers if one.name != place)
+    maps = mean_maps(network, x)
+    arms = ALWAYS + TURNED[len(layer.grid)]
+    changes = [partial(changed, arm, layer, other, maps) for arm in arms]
+    x = {key: part[:2] for key, part in x.items()} if isinstance(x, dict) else x[:2]
+    his, lows = references(lambda net: with_weights(net, place, x, *changes), network)
+    results = {}
+    for number, arm in enumerate(arms):
+        by = {(place, HEAD): (other.name, 0)} if arm == "other" else arm
+        heads = None if arm == "other" else [(place, HEAD)]
+        made, record = replace_heads(network, report, heads, by, maps=maps)
+        words = f"kernel of {other.name} head 0" if arm == "other" else arm
+        assert [head.by for head in record.replaced] == [words]
+        results[arm] = outputs_of(made, x)
+        own = [low[number] for low in lows]
+        assert_within_budget(results[arm], his[number], own, f"{name}, {arm}")
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(results["uniform"], his[0], [low[0] for low in lows])
+    assert len({result.numpy().tobytes() for result in results.values()}) == len(arms)
