@@ -78,7 +78,7 @@ def main() -> None:
     records = {name: read_record(name) for name in NETWORKS}
     records = {name: record for name, record in records.items() if record is not None}
     across = 2 * len(records)
-    with figure_files([PAGES / "trained-cross.png"], (2.1 * across, 3.0)) as figure:
+    with figure_files([PAGES / "trained-cross.png"], (2.1 * across, 2.75)) as figure:
         panels = iter(figure.subplots(1, across))
         for name, record in records.items():
             load, colours = NETWORKS[name]
@@ -107,10 +107,10 @@ def _draw(panel: Any, shown: Any, heads: Sequence[Head], maps: Sequence[np.ndarr
         row, col = (int(step) for step in head["shift"])
         there = weights[middle + row, middle + col] / weights.sum()
         words = f"{head['layer']}.{head['head']}: {there:.0%} {head['looks']}"
-        place = {"transform": panel.transAxes, "va": "top", "fontsize": 8.5}
+        place = {"transform": panel.transAxes, "va": "top", "fontsize": 7.5}
         box = {"boxstyle": "square,pad=0.15", "facecolor": hue, "linewidth": 0}
         panel.text(
-            0.02 + 0.51 * (number % 2), -0.05 - 0.13 * (number // 2), words, bbox=box, **place
+            0.01 + 0.51 * (number % 2), -0.05 - 0.13 * (number // 2), words, bbox=box, **place
         )
     panel.imshow(drawn)
     corner = (middle * pixels - 0.5,) * 2
