@@ -127,6 +127,17 @@ def capitalize_first(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def kept_in_words() -> str:
+    """Says of how many heads of the cross trained tables of positions alone make the same word and place."""
+    words = []
+    for record in with_part("words").values():
+        if _of_pictures(record):
+            heads = cross(record)
+            same = sum(head["kept"][0] == head["verdict"] for head in heads)
+            words.append(f"{record['title']}, {same} of {len(heads)}")
+    return "; ".join(words)
+
+
 def _of_pictures(record: Record) -> bool:
     return len(record["heads"][0]["shift"]) == len(next(iter(_SIDES)))
 
