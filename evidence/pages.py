@@ -24,7 +24,7 @@ from benchmarks.page import suite_page
 from convattn.files import write_atomically
 from convattn.heads import verdict
 from convattn.lab import paper_table
-from evidence import replacing, results, studies, values
+from evidence import head_rows, replacing, results, studies, values
 from evidence.attention_adapters import __main__ as attention_adapters
 from evidence.card import page as card
 from evidence.certify import __main__ as certify
@@ -39,15 +39,13 @@ from evidence.studies import Study
 from evidence.sweep import page as sweep
 from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
-from evidence.vit_heads import heads
-from evidence.vit_heads import page as vit_heads
 
 TEMPLATES = EVIDENCE / "templates"
 
 WORDS = (
     report,
     centres,
-    heads,
+    head_rows,
     operations,
     paper_table,
     replacing,
@@ -70,7 +68,6 @@ QUESTIONS = {
     "sweep": sweep,
     "trained_heads": trained_heads,
     "trained_networks": trained_networks,
-    "vit_heads": vit_heads,
 }
 """Modules whose names templates use after the name of their question."""
 

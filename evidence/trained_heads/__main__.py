@@ -1,10 +1,11 @@
 """What trained networks look at, and whether it is what they live on: one network, by the protocol beside.
 
-    python -m evidence.trained_heads clip --photographs FOLDER --work WORK
+    python -m evidence.trained_heads clip --photographs FOLDER --digits FOLDER --work WORK
 
-Photographs are those of `evidence.vit_heads`, digits those of `evidence.speech_heads`. Packages with weights are
-fetched into the work folder. Rows that are finished stay in WORK/NETWORK.jsonl, and a run that is stopped goes on
-after them; the record NETWORK.json is written at the end.
+The folders hold photographs.parquet, files of 256 × 256 pixels with their classes, and spoken-digits.parquet; the task
+of CLIP needs CONVATTN_CIFAR10. Packages with weights are fetched into the work folder. Rows that are finished stay in
+WORK/NETWORK.jsonl, and a run that is stopped goes on after them; the record NETWORK.json is written at the end, and
+holds the parts that were run to theirs.
 """
 
 import json
@@ -28,13 +29,13 @@ from convattn.heads.jackknife import Estimate
 from convattn.heads.mean_maps import mean_maps
 from convattn.heads.untrained import untrained
 from convattn.heads.verdict import CONVOLUTION, NEIGHBOUR, HeadVerdict, count_words
+from evidence.head_rows import kept_report
 from evidence.replacing import by_score
 from evidence.results import environment, new_parser
 from evidence.trained_heads import arms
 from evidence.trained_heads.arms import Head, altered
 from evidence.trained_heads.networks import LOADERS, Trained, alike, load
 from evidence.trained_heads.page import CHOSEN, INPUTS
-from evidence.vit_heads.heads import kept_report
 
 DRAWS, CURVE, CURVE_DRAWS = 20, 10, 5
 """Draws of a random arm; test inputs of the curve, and its draws."""

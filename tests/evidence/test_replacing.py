@@ -11,10 +11,10 @@ from tests.heads.report_cases import attention_maps, measured, outputs
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.structure import network_digest
+from evidence.head_rows import kept_report
 from evidence.packaged_weights import read_ctranslate2
 from evidence.replacing import by_score, mean_maps, one_tap, with_means
 from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe
-from evidence.vit_heads.heads import kept_report
 
 
 def test_heads_come_in_the_order_of_their_scores():
