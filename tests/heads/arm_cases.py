@@ -7,7 +7,8 @@ from tests.heads.report_cases import TIMM, bert, images, outputs, randomised, ti
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import read_matrices
-from convattn.heads.reading import split_linear, watch
+from convattn.heads.families.attention_class import split_linear
+from convattn.heads.reading import watch
 
 HEAD = 1
 MAIN = "pixel_values"

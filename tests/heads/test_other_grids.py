@@ -10,7 +10,7 @@ import timm
 import torch
 import transformers
 from tests.heads.arm_cases import HEAD, arm_weights, swin_of_transformers, with_weights
-from tests.heads.report_cases import SIZES, TIMM, images, outputs, torchvision_vit
+from tests.heads.report_cases import SIZES, TIMM, bert, images, outputs, torchvision_vit, words
 from torch import nn
 
 from convattn.budget import assert_within_budget, references
@@ -155,6 +155,30 @@ def test_copies_refuse_other_grids(kind):
         for grid in OTHERS:
             with pytest.raises(ShapeError, match=REFUSAL.format(*grid)):
                 outputs(copied, cut(grid), **options)
+
+
+def test_the_grid_is_that_of_the_tower_of_the_replaced_heads():
+    """In networks around it, one after the other, and beside a tower of text whose layers lie before it."""
+    tower = timm_network(timm.models.VisionTransformer)[0]
+    report = analyze(tower, cut(MEASURED), controls=(), progress=False)
+    around = nn.ModuleDict({"text": bert(), "image": tower})
+    layers = []
+    for layer in report.layers:
+        source = f"image.{layer.grid_source}"
+        layers.append(replace(layer, name=f"image.{layer.name}", grid_source=source))
+    report = replace(report, layers=tuple(layers))
+    one, _ = replace_heads(around, report, [(layers[0].name, 0)], same_weights=False)
+    two = replace(report, layers=report.layers[1:])
+    both, _ = replace_heads(one, two, [(layers[1].name, 1)], same_weights=False)
+    assert outputs(both["text"], words()).shape == (2, 11, 15)
+    outputs(one["image"], cut(MEASURED))
+    with pytest.raises(
+        ShapeError, match=r"tokens must be 17 \(1 prefix and 4 x 4 positions\), .* 26"
+    ):
+        one["image"].blocks[0].attn(torch.zeros(1, 26, 18))
+    for made in (one, both):
+        with pytest.raises(ShapeError, match=REFUSAL.format(2, 8)):
+            made["image"](cut((2, 8)))
 
 
 def test_a_compiled_network_refuses_other_grids(without_type_checks):

@@ -1,11 +1,15 @@
 """Every replacement of a head, in grids, sequences and windows, against weights made by hand; and what is refused."""
 
+import copy
 from functools import partial
 
 import pytest
+import torch
 from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, with_weights
+from tests.heads.report_cases import attention_maps, images, timm_vit
 
-from convattn.budget import assert_within_budget, references
+from convattn.budget import assert_within_budget, references, roundings
+from convattn.errors import ArgumentError
 from convattn.heads import analyze, mean_maps, replace_heads
 
 ALWAYS = ("kernel", "mean_map", "zero", "uniform", "one_tap", "other")
@@ -47,3 +51,17 @@ def test_a_head_has_the_weights_that_its_replacement_says(name):
     with pytest.raises(AssertionError, match="above the budget"):
         assert_within_budget(results["uniform"], his[0], [low[0] for low in lows])
     assert len({result.numpy().tobytes() for result in results.values()}) == len(arms)
+
+
+def test_maps_are_means_over_images_and_have_to_be_there(without_type_checks):
+    network, x = timm_vit(), images(count=11)
+    maps = mean_maps(network, x)
+    for name, weights in attention_maps(copy.deepcopy(network).double(), x.double()).items():
+        one = mean_maps(network, {"x": x}, layers=name)
+        assert one.keys() == {name}
+        assert torch.equal(one[name], maps[name])
+        lows = [low[name].mean(0).float() for low in roundings(attention_maps, network, x)]
+        assert_within_budget(maps[name][0], weights.mean(0), lows)
+    for wrong in (None, 3, torch.tensor(0.0), {}, {"x": 3}):
+        with pytest.raises(ArgumentError, match="images must be a batch of images"):
+            mean_maps(network, wrong)

@@ -8,6 +8,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from convattn.errors import ShapeError
+from convattn.heads.catalogue import convolves
 from convattn.heads.families.attention_class import CallContext
 
 
@@ -31,7 +32,7 @@ class CallStack:
             parts = layer.split(".")
             around |= {".".join(parts[:depth]) for depth in range(len(parts))}
         for name, module in network.named_modules():
-            if isinstance(module, nn.Conv2d):
+            if convolves(module):
                 module.register_forward_hook(partial(self._note, name))
             if name in around:
                 enter = partial(self._enter, name)
@@ -46,10 +47,11 @@ class CallStack:
         features = {}
         for part in (parents[-1].module if parents else module).modules():
             for hook in part._forward_hooks.values():
-                if isinstance(hook, partial) and hook.func == self._note:
-                    features[part] = self.sizes.get(hook.args[0], ())
-        ran = {part: sizes for part, sizes in features.items() if sizes}
-        return CallContext(name, module, args, named, parents, features=ran)
+                note: Any = hook
+                own = isinstance(hook, partial) and note.func == self._note
+                if own and note.args[0] in self.sizes:
+                    features[part] = self.sizes[note.args[0]]
+        return CallContext(name, module, args, named, parents, features=features)
 
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -78,11 +80,6 @@ class ImageSize:
         """Raises ShapeError for other sizes."""
         seen = [part for part in (*arguments, *named.values()) if isinstance(part, Tensor)]
         require_sizes(self.sizes, tuple(seen[0].shape[2:]), "of {} pixels")
-
-    def guard(self, network: nn.Module) -> None:
-        """Lets a network refuse images of other sizes."""
-        if self not in network._forward_pre_hooks.values():
-            network.register_forward_pre_hook(self, with_kwargs=True)
 
 
 def require_sizes(

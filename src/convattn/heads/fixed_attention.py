@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
@@ -20,12 +20,13 @@ from convattn.heads.products import EXCLUDED, Product
 
 @final
 class MappedHeads(nn.Module):
-    """Heads with one map for all images; what a mask hides is shared out among the rest.
+    """Heads with one map for all images.
 
     Attributes:
         heads: Their numbers in the layer.
-        maps: Weights, (groups, heads, queries, keys); of one query and key, the sum of the weights of each query.
-        grid: The grid of the queries; None if the weights do not depend on where they lie.
+        weights: The map, (groups, heads, queries, keys); with one query and key it is the same for all of them.
+        grid: The only grid of queries that it is for; None if it is for all.
+        placed: Whether what the heads see depends on where queries and keys lie.
     """
 
     attends = False
@@ -33,107 +34,75 @@ class MappedHeads(nn.Module):
     def __init__(
         self,
         heads: Sequence[int],
-        maps: Float[Tensor, "groups heads queries keys"],
-        grid: tuple[int, ...] | None,
+        weights: Float[Tensor, "groups heads queries keys"],
+        grid: tuple[int, ...] | None = None,
+        *,
+        placed: bool = True,
     ) -> None:
         """Takes the heads with their maps."""
         super().__init__()
         self.heads = tuple(heads)
-        self.maps = nn.Buffer(maps)
+        self.weights = nn.Buffer(weights)
         self.grid = grid
+        self.placed = placed
 
-    @property
-    def placed(self) -> bool:
-        """Whether the weights depend on where queries and keys lie."""
-        return self.grid is not None
-
-    def weights(
-        self, layout: Layout | None, allowed: Bool[Tensor, "images groups queries keys"]
-    ) -> Float[Tensor, "images groups _ queries keys"]:
-        """Returns the weights of the pairs that are allowed; maps of another grid raise ShapeError."""
-        if layout is not None and self.grid is not None and self.maps.numel() > 1:
-            require_sizes(self.grid, layout.grid, _PLACES)
-        return _within(self.maps, allowed)
-
-
-_PLACES = "of a grid of {} positions"
+    def maps(self, _: Layout | None) -> Float[Tensor, "groups heads queries keys"]:
+        """Returns the maps."""
+        return self.weights
 
 
 @final
 class DisplacedHeads(nn.Module):
     """Heads whose positions are weighted by displacement: π_j on prefix tokens, and (1 − Σ_j π_j) K(δ) / Σ_δ K(δ).
 
-    The sum is over the keys that a query may see, whatever grid or window they are in.
-
     Attributes:
         heads: Their numbers in the layer.
         kernel: K, (heads, *box).
         prefix_shares: π, (heads, prefix tokens).
         prefix_maps: Weights of the queries of prefix tokens, (heads, prefix tokens, tokens).
-        grid: The grid on which the heads were measured.
-        any_grid: Whether K is meant for other grids.
+        grid: The only grid of queries that they are for; None if they are for all.
         attends: Whether prefix tokens' queries attend as before.
     """
 
     placed = True
 
     def __init__(
-        self, measured: MeasuredHeads, grid: tuple[int, ...], *, any_grid: bool, attends: bool
+        self, measured: MeasuredHeads, grid: tuple[int, ...] | None, *, attends: bool
     ) -> None:
         """Takes the heads with their kernels."""
         super().__init__()
         self.heads = measured.heads
         self.first = measured.first
-        self.kernel = nn.Buffer(measured.kernel.float())
-        self.prefix_shares = nn.Buffer(measured.prefix_shares.float())
-        self.prefix_maps = nn.Buffer(measured.prefix_maps.float())
+        self.kernel = nn.Buffer(measured.kernel)
+        self.prefix_shares = nn.Buffer(measured.prefix_shares)
+        self.prefix_maps = nn.Buffer(measured.prefix_maps)
         self.grid = grid
-        self.any_grid = any_grid
         self.attends = attends
 
-    def weights(
-        self, layout: Layout | None, allowed: Bool[Tensor, "images groups queries keys"]
-    ) -> Float[Tensor, "images groups _ queries keys"]:
-        """Returns the weights of the pairs that are allowed; a grid that they are not meant for raises ShapeError."""
+    def maps(self, layout: Layout | None) -> Float[Tensor, "groups heads queries keys"]:
+        """Returns the weights on a layout; those of prefix tokens' queries are left out if they attend."""
         assert layout is not None
-        fixed_rows = self.prefix_maps.numel() > 0 and not self.attends
-        if fixed_rows or not self.any_grid:
-            require_sizes(self.grid, layout.grid, _PLACES)
-        taps, inside = self._taps(layout)
-        device = self.kernel.device
-        by_pair = self.kernel.flatten(1)[:, taps.to(device)].transpose(0, 1)
-        seen = allowed & (inside & ~layout.key_prefix).to(device)
-        weights = by_pair * seen[:, :, None]
-        total = weights.sum(-1, keepdim=True)
-        rest = 1 - self.prefix_shares.sum(1)
-        weights = weights / total.masked_fill(total == 0, 1) * rest[:, None, None]
-        weights[..., layout.key_prefix] = self.prefix_shares[:, None]
-        if fixed_rows:
-            rows = layout.prefix_queries()
-            weights[:, :, :, rows] = _within(self.prefix_maps[None], allowed[:, :, rows])
-        return weights
-
-    def _taps(self, layout: Layout) -> tuple[Tensor, Bool[Tensor, "groups queries keys"]]:
-        """Returns the number of each pair's tap in the kernel, and whether it has one."""
         places = layout.query_positions().nan_to_num()
         taps = torch.zeros((), dtype=torch.long)
-        inside = torch.ones((), dtype=torch.bool)
+        inside = ~layout.key_prefix
         for axis, (size, first) in enumerate(zip(self.kernel.shape[1:], self.first, strict=True)):
             steps = layout.keys[:, None, :, axis] - places[:, :, None, axis]
             tap = steps.round().long() - first
             inside = inside & (tap >= 0) & (tap < size)
             taps = taps * size + tap
-        return taps.masked_fill(~inside, 0), inside
-
-
-def _within(
-    maps: Float[Tensor, "some_groups some_heads some_queries some_keys"],
-    allowed: Bool[Tensor, "images groups queries keys"],
-) -> Float[Tensor, "images groups some_heads queries keys"]:
-    """Shares the weights of pairs that are not allowed out among those of the same query that are."""
-    within = maps * allowed[:, :, None]
-    total = within.sum(-1, keepdim=True)
-    return within * (maps.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1))
+        device = self.kernel.device
+        taps = taps.masked_fill(~inside, 0).to(device)
+        maps = self.kernel.flatten(1)[:, taps].transpose(0, 1)
+        if layout.allowed is not None:
+            inside = inside & layout.allowed
+        maps = maps * inside[:, None].to(device)
+        total = maps.sum(-1, keepdim=True)
+        rest = 1 - self.prefix_shares.sum(1)
+        maps = maps / total.masked_fill(total == 0, 1) * rest[:, None, None]
+        maps[..., layout.key_prefix.nonzero()[:, 0].to(device)] = self.prefix_shares[:, None]
+        if self.prefix_maps.numel() and not self.attends:
+            maps[:, :, layout.prefix_queries().to(device)] = self.prefix_maps
+        return maps
 
 
 FixedHeads: TypeAlias = MappedHeads | DisplacedHeads
@@ -145,7 +114,8 @@ class FixedAttention(nn.Module):
     """An attention layer that runs as it is, but for heads that have fixed weights.
 
     Each product of weights and values is seen while the layer computes it, and the outputs of these heads are put into
-    it; so masks, dropout and all else of the layer stay for the other heads.
+    it; so masks, dropout and all else of the layer stay for the other heads. What a mask hides from a query is shared
+    out among the rest.
 
     Attributes:
         attention: The layer.
@@ -165,7 +135,10 @@ class FixedAttention(nn.Module):
         self.name = name
         self.attention = attention
         self.heads = heads
-        self.fixed = nn.ModuleList(fixed)
+        weight = next(attention.parameters(), torch.empty(0))
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self.placed = any(part.placed for part in fixed)
+        self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
         self.calls = calls
 
     def __getattr__(self, name: str) -> Any:
@@ -175,9 +148,12 @@ class FixedAttention(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("attention"), name)
 
-    @torch.compiler.disable
     def forward(self, *args: Any, **named: Any) -> Any:
         """Runs the layer; UnsupportedModelError unless it multiplies weights and values once."""
+        return self._run(args, named)  # type: ignore[call-issue, call-arg]
+
+    @torch.compiler.disable  # modes that see operations would be traced with them
+    def _run(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         products = []
 
         def change(product: Product) -> Tensor:
@@ -199,7 +175,7 @@ class FixedAttention(nn.Module):
         known = attention_class(self.attention)
         assert known is not None
         layout = None
-        if known.heads_first or any(part.placed for part in self.fixed):
+        if known.heads_first or self.placed:
             assert known.layout is not None
             call = self.calls.call(self.name, self, args, named)
             layout = known.layout(replace(call, shape=product.shape))
@@ -226,10 +202,17 @@ class FixedAttention(nn.Module):
             allowed = allowed & by_head(mask.expand(product.shape)).any(2)
         values = by_head(product.inputs[-1])
         for part in self.fixed:
+            assert isinstance(part, MappedHeads | DisplacedHeads)
+            if part.grid is not None and layout is not None:
+                require_sizes(part.grid, layout.grid, "of a grid of {} positions")
             heads = torch.tensor(part.heads, device=out.device)
-            weights = part.weights(layout, allowed).to(values.dtype)
+            maps = part.maps(layout)
+            seen = maps * allowed[:, :, None]
+            total = seen.sum(-1, keepdim=True)
+            share = maps.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
+            weights = (seen * share).to(values.dtype)
             y = (weights @ values.index_select(2, heads)).to(out.dtype)
-            if part.attends:
+            if part.attends and layout is not None:
                 attend = (layout.queries < 0)[:, None, :, None].to(out.device)
                 y = torch.where(attend, out.index_select(2, heads), y)
             out = out.index_copy(2, heads, y)

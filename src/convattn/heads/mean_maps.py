@@ -1,8 +1,8 @@
 """Mean attention maps of the layers of a network over images."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ from convattn.errors import ArgumentError, must_be_a
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 
-_AT_ONCE = 8
+_AT_ONCE = 4
 """Images whose maps are held at a time."""
 
 
@@ -45,15 +45,14 @@ def mean_maps(
         expected = "a batch of images (Tensor), or a mapping from the name of each input to a batch"
         raise ArgumentError(must_be_a("images", expected, images))
     sums: dict[str, Tensor] = {}
-    counts = Counter[str]()
 
     def add(call: AttentionCall) -> None:
-        total = call.weights.double().sum(0).cpu()
+        total = call.weights.sum(0, dtype=torch.float64).cpu()
         sums[call.name] = sums.get(call.name, 0) + total
-        counts[call.name] += len(call.weights)
 
     parts = [batch.split(_AT_ONCE) for batch in inputs.values()]
     for batches in zip(*parts, strict=True):
         batch = dict(zip(inputs, batches, strict=True))
         watch(model, batch.get("", batch), add, layers=layers)
-    return {name: (total / counts[name]).float() for name, total in sums.items()}
+    count = len(next(iter(inputs.values())))
+    return {name: (total / count).float() for name, total in sums.items()}

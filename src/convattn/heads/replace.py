@@ -2,19 +2,18 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan, nan, prod
+from dataclasses import dataclass, replace
+from math import isnan, nan
 
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.foreign_check import certify
-from convattn.convert.network_runs import copy_network, standard_normal
+from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft, require_network
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.call_stack import CallStack, ImageSize
-from convattn.heads.catalogue import attention_class, read_matrices
-from convattn.heads.convolved_attention import ConvolvedAttention, MeasuredHeads
+from convattn.heads.catalogue import read_matrices
+from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.fixed_attention import (
     DisplacedHeads,
@@ -48,9 +47,9 @@ class ReplacedHead:
     score: float  # Position score R² in the report
     replaced: bool  # Whether its weights are fixed now
     by: str  # What replaced it: a name of `by`, or "kernel of LAYER head NUMBER"; empty if it was left
-    # Taps along each axis of the kernel that it runs in as a convolution; empty if it does not
-    box: tuple[int, ...]
     reason: str  # Why it was left; empty if it was replaced
+    # Taps along each axis of the kernel that it runs in as a convolution; empty if it does not
+    box: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ _NOT_COVERED = (
     "images unlike those of the report: kernels and shares are means over its images",
     "dropout of attention weights in training: heads with fixed weights have none",
 )
-_WINDOWS = ("windows", "shifted windows")
+_ANY_GRID = (*WHOLE, "windows", "shifted windows")
 _ALIKE = {"zero": 0.0, "uniform": 1.0}
 
 
@@ -200,25 +199,23 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     calls = CallStack()
     attends = prefix == "attend"
     running: list[str] = []  # Layers that run as they are, but for the fixed heads
-    unchanged: dict[str, nn.Module] = {}
     new_layers: dict[nn.Module, nn.Module] = {}
     records: list[ReplacedHead] = []
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
-        chosen, left, unfit = _choose(report, layer, old, arms, nan if named else threshold)
+        of_layer, unfit = _choose(report, layer, old, arms, nan if named else threshold)
         refused += unfit
+        replaced = [head.head for head in of_layer if head.replaced]
+        chosen = {head: arms[layer.name, head] for head in replaced}
         kernels = kernels_by(report, layer, chosen)
         matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
-        box: tuple[int, ...] = ()
         if matrices is not None:
             measured = measured_heads(layer, kernels)
-            box = tuple(measured.kernel.shape[1:])
             attention = ConvolvedAttention(matrices, measured, layer, calls, attends=attends)
             new_layers[old] = _keep_modes(old, matrices.wrap(attention))
-            known = attention_class(old)
-            if known is not None and known.foreign:
-                unchanged[layer.name] = _with_no_head_replaced(layer, matrices)
+            box = attention.means.box
+            of_layer = [replace(head, box=box) if head.replaced else head for head in of_layer]
         elif chosen:
             fixed = _fixed(layer, chosen, kernels, maps, attends=attends)
             made = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
@@ -226,13 +223,11 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
             running.append(layer.name)
         placed = not {*chosen.values()} <= {*_ALIKE}
         if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
-            ImageSize(report.image_shape[1:]).guard(network)
-        records += _records(layer, chosen, left, box)
+            network.register_forward_pre_hook(ImageSize(report.image_shape[1:]), with_kwargs=True)
+        records += of_layer
     if refused and (named or not new_layers):
         listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
-    if unchanged:
-        _require_same(model, unchanged, report.image_shape)
     network = graft(network, new_layers)
     calls.follow(network, running)
     soft = {*running, *(head.layer for head in records if not head.replaced)}
@@ -256,26 +251,31 @@ def _choose(
     old: nn.Module,
     arms: Mapping[Head, Arm],
     threshold: float,
-) -> tuple[dict[int, Arm], dict[int, str], list[str]]:
-    """Returns what replaces heads of a layer, why others are left, and which of these cannot be replaced.
-
-    A threshold of nan takes all that have an arm.
-    """
-    chosen: dict[int, Arm] = {}
-    left: dict[int, str] = {}
-    unfit: list[str] = []
+) -> tuple[list[ReplacedHead], list[str]]:
+    """Returns which heads of a layer are replaced, and why others cannot be; a threshold of nan takes all."""
+    records: list[ReplacedHead] = []
+    refused: list[str] = []
     for head in layer.heads:
         arm = arms.get((layer.name, head.head))
         if arm is None:
-            left[head.head] = "it was not named"
-        elif reason := why_not(report, layer, head, arm, old):
-            left[head.head] = reason
-            unfit.append(f"  {layer.name}, head {head.head}: {reason}")
-        elif not isnan(threshold) and (reason := below(head, threshold)):
-            left[head.head] = reason
-        else:
-            chosen[head.head] = arm
-    return chosen, left, unfit
+            reason: str | None = "it was not named"
+        elif (reason := why_not(report, layer, head, arm, old)) is not None:
+            refused.append(f"  {layer.name}, head {head.head}: {reason}")
+        elif not isnan(threshold):
+            reason = below(head, threshold)
+        by = "" if arm is None or reason is not None else arm
+        if not isinstance(by, str):
+            by = f"kernel of {by[0]} head {by[1]}"
+        record = ReplacedHead(
+            layer=layer.name,
+            head=head.head,
+            score=head.position_score.value,
+            replaced=reason is None,
+            by=by,
+            reason=reason or "",
+        )
+        records.append(record)
+    return records, refused
 
 
 def _matrices(old: nn.Module, layer: LayerReport) -> TokenAttention | None:
@@ -304,9 +304,10 @@ def _fixed(
     """Makes the weights of the heads of a layer, by what replaces them."""
     fixed: list[FixedHeads] = []
     if kernels:
+        any_grid = layer.pattern in _ANY_GRID and (attends or not layer.prefix)
         measured = measured_heads(layer, kernels, whole=True)
-        any_grid = layer.pattern in (*WHOLE, *_WINDOWS)
-        fixed.append(DisplacedHeads(measured, layer.grid, any_grid=any_grid, attends=attends))
+        grid = None if any_grid else layer.grid
+        fixed.append(DisplacedHeads(measured, grid, attends=attends))
     for head, arm in arms.items():
         if arm == "mean_map":
             found = None if maps is None else maps.get(layer.name)
@@ -319,7 +320,7 @@ def _fixed(
         elif arm in _ALIKE:
             alike = torch.full((1, 1, 1, 1), _ALIKE[arm])
             placed = arm == "uniform" and layer.pattern not in WHOLE
-            fixed.append(MappedHeads((head,), alike, layer.grid if placed else None))
+            fixed.append(MappedHeads((head,), alike, placed=placed))
     return fixed
 
 
@@ -330,33 +331,6 @@ def _keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
         if part not in taken:
             part.training = old.training
     return new
-
-
-def _records(
-    layer: LayerReport,
-    arms: Mapping[int, Arm],
-    left: Mapping[int, str],
-    box: tuple[int, ...],
-) -> list[ReplacedHead]:
-    """Records the heads of a layer, of which those with a kernel may run in a box."""
-    records = []
-    for head in layer.heads:
-        arm = arms.get(head.head)
-        by = "" if arm is None else arm
-        if not isinstance(by, str):
-            by = f"kernel of {by[0]} head {by[1]}"
-        records.append(
-            ReplacedHead(
-                layer=layer.name,
-                head=head.head,
-                score=head.position_score.value,
-                replaced=arm is not None,
-                by=by,
-                box=() if arm is None else box,
-                reason=left.get(head.head, ""),
-            )
-        )
-    return records
 
 
 def _require_of_model(report: HeadReport, model: nn.Module) -> None:
@@ -398,32 +372,3 @@ def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) 
             " afterwards"
         )
     return [f"weights that the report was not measured with: {layers}"]
-
-
-def _with_no_head_replaced(layer: LayerReport, matrices: TokenAttention) -> nn.Module:
-    """Makes a layer that attends by its matrices."""
-    none = MeasuredHeads(
-        heads=(),
-        kernel=torch.zeros(0, *(1 for _ in layer.grid)),
-        first=(0,) * len(layer.grid),
-        prefix_shares=torch.zeros(0, layer.prefix),
-        prefix_maps=torch.zeros(0, layer.prefix, layer.prefix + prod(layer.grid)),
-    )
-    return matrices.wrap(ConvolvedAttention(matrices, none, layer, CallStack()))
-
-
-def _require_same(
-    model: nn.Module, layers: Mapping[str, nn.Module], sizes: tuple[int, ...]
-) -> None:
-    """Raises UnsupportedModelError unless layers of matrices that a user gave compute what those of the model do."""
-    copied = copy_network(model)
-    new_layers = {copied.get_submodule(name): layer for name, layer in layers.items()}
-    images = standard_normal((2, *sizes)).to(next(model.parameters()))
-    if len(sizes) == 1:
-        images = torch.zeros(2, *sizes, dtype=torch.long, device=images.device)  # token ids
-    certificate = certify(model, graft(copied, new_layers), images)
-    if certificate.verdict != "exact":
-        raise UnsupportedModelError(
-            "`matrices` of register_attention must compute what the layers do, but with no head replaced:\n"
-            f"{certificate.summary()}"
-        )

@@ -30,17 +30,20 @@ Arm: TypeAlias = str | Head
 
 _Step: TypeAlias = tuple[float, ...]
 
-_TURNS: dict[str, Callable[[float, float], _Step]] = {
-    "turned_90": lambda row, col: (-col, row),
-    "turned_180": lambda row, col: (-row, -col),
-    "turned_270": lambda row, col: (col, -row),
+_TURNS: dict[tuple[str, int], Callable[..., _Step]] = {
+    ("turned_90", 2): lambda row, col: (-col, row),
+    ("turned_180", 2): lambda row, col: (-row, -col),
+    ("turned_270", 2): lambda row, col: (col, -row),
+    ("reversed", 1): lambda step: (-step,),
 }
-"""Where the weight that comes to a row and column was before its kernel was turned, clockwise as an image is seen."""
+"""Where a weight was before its kernel was turned, clockwise as an image is seen, by the name and number of axes."""
+
+_TURNED = [name for name, _ in _TURNS]
 
 WITHOUT_KERNEL = ("mean_map", "zero", "uniform")
 """Replacements of a head that need no kernel of displacements."""
 
-ARMS = ("kernel", *WITHOUT_KERNEL, "one_tap", *_TURNS, "reversed")
+ARMS = ("kernel", *WITHOUT_KERNEL, "one_tap", *_TURNED)
 """Names of what can replace a head."""
 
 LEAST_SHARE = 0.95
@@ -156,7 +159,12 @@ def kernels_by(
         complete = len(kernel) == len(source.displacements) and isfinite(sum(kernel))
         if not complete or min(kernel, default=-1) < 0:
             raise UnsupportedModelError("the report holds no kernel of weights for it")
-        before = _before(arm, len(layer.grid))
+        axes = len(layer.grid)
+        if arm in _TURNED and (arm, axes) not in _TURNS:
+            raise UnsupportedModelError(
+                "a kernel of one axis is only reversed, and one of two axes only turned"
+            )
+        before = _TURNS.get((str(arm), axes), lambda *step: step)
         taps = dict(zip(source.displacements, kernel, strict=True))
         kernels[number] = tuple(taps.get(before(*step), 0.0) for step in layer.displacements)
         if sum(kernels[number]) <= 0:
@@ -164,21 +172,6 @@ def kernels_by(
                 "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
             )
     return kernels
-
-
-def _before(arm: Arm, axes: int) -> Callable[..., _Step]:
-    """Returns where the weight that comes to a displacement was in the kernel that replaces a head."""
-    if arm == "reversed":
-        if axes != 1:
-            raise UnsupportedModelError("its positions are no sequence; turn its kernel instead")
-        return lambda step: (-step,)
-    if not isinstance(arm, str) or arm not in _TURNS:
-        return lambda *step: step
-    if axes != 2:
-        raise UnsupportedModelError(
-            "its positions are not rows and columns; a kernel of a sequence is reversed"
-        )
-    return _TURNS[arm]
 
 
 def below(head: HeadStatistics, threshold: float) -> str | None:
