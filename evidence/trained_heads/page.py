@@ -4,12 +4,12 @@ python -m evidence.trained_heads.page    # draws docs/results/trained-cause.png
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from convattn.heads.verdict import ANYWHERE
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.study_record import t_interval
 from convattn.lab.tables import markdown_table
@@ -114,11 +114,11 @@ def cross_in_words() -> str:
     """Says in how many of the networks of pictures heads hold the four neighbours, and what they are untrained."""
     records = [record for record in with_part("words").values() if _of_pictures(record)]
     whole = [record for record in records if len(cross(record)) == len(_SIDES)]
-    untrained = Counter(head["untrained"][0] for record in whole for head in cross(record))
-    words = ", ".join(f"{count} {word}" for word, count in untrained.items())
+    untrained = [head["untrained"][0] for record in whole for head in cross(record)]
     return (
         f"In {len(whole)} of {len(records)} trained networks of pictures, heads look at the patches to the left, to the"
-        f" right, above and below: the cross of a 3 × 3 kernel. The same {untrained.total()} heads untrained: {words}."
+        f" right, above and below: the cross of a 3 × 3 kernel. Untrained, {untrained.count(ANYWHERE)} of these"
+        f" {len(untrained)} heads look everywhere nearly alike."
     )
 
 
