@@ -29,8 +29,11 @@ class HardHeads(NamedTuple):
         """Chooses a window that contains the displacements of all heads; None if no torch convolution has one.
 
         Where `taps` is None this is the layer's own window if it contains them, else the smallest one without gaps.
+        Else it has as many taps, or is the layer's own window, which is smaller.
         """
-        windows = [own_window(geometry)] if taps is None else sized_windows(geometry, taps)
+        windows: list[Window | None] = [] if taps is None else [*sized_windows(geometry, taps)]
+        if taps is None or all(map(int.__le__, geometry.kernel_size, taps)):
+            windows.append(own_window(geometry))
         for window in windows:
             if window is not None and self._are_taps_of(window):
                 return window
