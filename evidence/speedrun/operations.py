@@ -48,7 +48,7 @@ def network_of(recipe: Mapping[str, Any]) -> SpeedNet:
 
 def sides_of(network: SpeedNet) -> list[int]:
     """Lists the rows of the image that each mixing layer is given."""
-    sides, side = [], SIDE - network.stem.patch + 1
+    sides, side = [], SIDE - network.stem.kernel_size[0] + 1
     for _ in network.stages:
         sides += [side, side // 2]
         side //= 2

@@ -123,7 +123,7 @@ def test_every_page_that_a_record_or_a_recipe_names_is_there():
 def test_every_changed_verdict_of_every_template_is_found():
     """A verdict is typed where a function gave one, and another word where one is named."""
     verdict = re.compile(
-        r"^(?!\{%|  ).*?(\{\{ [^{]*?(?:\.word|\byes|chance|grids_in_words|precision|setting)\b.*?\}\})",
+        r"^(?!\{%|  ).*?(\{\{ [^{]*?(?:\.word|\byes|chance|_in_words|precision|setting)\b.*?\}\})",
         re.MULTILINE,
     )
     named = re.compile(r"^\{# words (.*) #\}$", re.MULTILINE)
