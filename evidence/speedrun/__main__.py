@@ -62,8 +62,6 @@ def accuracies(study: Study) -> str:
         own = study.of(label)
         recipe = own[0].record["recipe"]
         mirrored = study.accuracy(label, "views_accuracy")
-        reached = [run.minutes_to(0.9) for run in own]
-        minutes = ["–" if one is None else f"{one:.0f}" for one in reached]
         rows.append(
             [
                 recipe["model"]["mixing"],
@@ -74,11 +72,10 @@ def accuracies(study: Study) -> str:
                 f"{recipe['training']['epochs']}",
                 f"{petaflops(recipe):.3f}",
                 ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own),
-                ", ".join(minutes),
             ]
         )
     heads = ["layers", "n", "accuracy, image and its mirror image", "image alone", "by seed"]
-    heads += ["epochs", "PFLOP", "minutes", "minutes to 90 %"]
+    heads += ["epochs", "PFLOP", "minutes"]
     return markdown_table(heads, rows)
 
 
