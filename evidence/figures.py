@@ -125,15 +125,11 @@ def draw_occupancy(panels: Any, grids: Study) -> None:
     for panel, (words, layers) in zip(panels, shown, strict=True):
         taken = np.zeros(9)
         for layer in layers:
-            taken[list({int(tap) for tap in tap_numbers(layer) if tap >= 0})] += 1
-        panel.imshow(taken.reshape(3, 3) / len(layers), cmap="Blues", vmin=0, vmax=1)
+            taken[[*{*tap_numbers(layer)} - {-1}]] += 1
+        panel.imshow(taken.reshape(3, 3) / len(layers), cmap="Blues", vmin=0, vmax=1.5)
         for tap, count in enumerate(taken):
-            text = {
-                "ha": "center",
-                "va": "center",
-                "color": "white" if count > len(layers) / 2 else "k",
-            }
-            panel.text(tap % 3, tap // 3, f"{count / len(layers):.0%}", **text)
+            share = f"{count / len(layers):.0%}"
+            panel.text(tap % 3, tap // 3, share, ha="center", va="center")
         panel.set(xticks=[], yticks=[], title=words)
 
 
@@ -146,7 +142,7 @@ def draw_cost(panel: Any) -> None:
         if row["size"] == 64 and row["channels"] == row["outputs"] and not row["training"]:
             bars[f"soft heads, {row['channels']} channels"] = row["ratio"][1]
     shown = panel.barh([*bars], [*bars.values()], color=COLOURS[0])
-    panel.bar_label(shown, fmt="%.2f", padding=3)
+    panel.bar_label(shown, fmt="%.2f")
     panel.axvline(1, color="0.5", linewidth=1)
     panel.set_title("inference by the time of a 3 x 3 convolution, one thread")
 

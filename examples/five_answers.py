@@ -38,9 +38,7 @@ sweep = (EVIDENCE / "sweep/networks.jsonl").read_text(encoding="utf-8").splitlin
 outcomes = [json.loads(line).get("outcome") for line in sweep]
 changed, passed = max(row["top1_changed"] for row in resnet), outcomes.count("passed")
 print(f"1. exact: {changed} of 10,000 predictions changed; {passed} networks of the sweep pass")
-
-table, quarter = "encodings/table/", "speedrun/quarter/table/"
-less = []
+table, quarter, less = "encodings/table/", "speedrun/quarter/table/", []
 for seed in range(3):
     attention, conv = (_accuracies(f"{table}{name}", seed) for name in ("sa-quadratic", "convnet"))
     less.append(attention[-1] - conv[-1])
