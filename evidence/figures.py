@@ -46,7 +46,7 @@ def draw_errors(panel: Any) -> None:
     limits, errors = (
         [path[name] / path["largest"] for path in passed] for name in ("rounding", "measured_error")
     )
-    panel.loglog(limits, errors, ".", color=COLOURS[0], alpha=0.5)
+    panel.loglog(limits, errors, ".", color=COLOURS[0])
     panel.axline((1e-6, 1e-6), (1e-3, 1e-3), color="0.5", linewidth=1)
     equal = f"{errors.count(0)} have no difference, which a logarithm does not show"
     panel.set_title(f"{len(passed)} networks as attention: below the line is exact\n{equal}")
