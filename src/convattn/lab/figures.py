@@ -94,7 +94,7 @@ _FLATTEST = 1e-4
 _ALIKE = 0.25
 """Pixels along an axis up to which the centres of heads count as one place."""
 
-_TAPS = {"color": "0.8", "linewidth": 0.8, "zorder": 0}
+_TAPS = {"color": "0.6", "linewidth": 0.8, "zorder": 2}
 """Style of the pixels of a 3 x 3 kernel."""
 
 _PANEL, _FRAME = 3.3, 0.4
