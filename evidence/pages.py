@@ -34,7 +34,7 @@ from evidence.results import EVIDENCE, PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
 from evidence.speech_heads import page as speech_heads
 from evidence.speedrun import __main__ as speedrun
-from evidence.speedrun import centres, operations
+from evidence.speedrun import centres, operations, stem
 from evidence.studies import Study
 from evidence.sweep import page as sweep
 from evidence.trained_heads import page as trained_heads
@@ -50,6 +50,7 @@ WORDS = (
     paper_table,
     replacing,
     results,
+    stem,
     studies,
     verdict,
     values,
