@@ -10,7 +10,7 @@ EXACT = "0, exactly"
 
 @pytest.fixture
 def step(opened, address):
-    """Opens a step of the tour; 6 and 7 are its appendix."""
+    """Opens a step of the tour; 7 and 8 are its appendix."""
 
     def open_step(number):
         page = opened(f"{address}#view=learn&step={number - 1}")
@@ -34,7 +34,7 @@ def slide(page, name, value):
 
 
 def test_a_head_is_moved_by_mouse_and_keys_and_put_back(step):
-    page = step(1)
+    page = step(2)
     difference = number(page, "Largest difference")
     expect(difference).to_have_text(EXACT)
     box = page.locator(".learn-touch svg").bounding_box()
@@ -60,7 +60,7 @@ def test_a_head_is_moved_by_mouse_and_keys_and_put_back(step):
 
 
 def test_sharp_heads_leave_rounding_only_and_centres_outside_have_no_weight(step):
-    page = step(2)
+    page = step(3)
     weight = number(page, "Weight on the centre")
     expect(weight).to_contain_text("%")
     page.locator(".learn-strip .learn-frame").first.click(position={"x": 1, "y": 1})
@@ -71,7 +71,7 @@ def test_sharp_heads_leave_rounding_only_and_centres_outside_have_no_weight(step
 
 
 def test_a_border_is_matched(step):
-    page = step(3)
+    page = step(4)
     border = number(page, "Largest difference at the border")
     expect(border).not_to_have_text(EXACT)
     choose(page, "Beyond the border, the attention sees", "zeros")
@@ -79,7 +79,7 @@ def test_a_border_is_matched(step):
 
 
 def test_every_tap_needs_its_head(step):
-    page = step(4)
+    page = step(5)
     pressed = page.locator('.learn-board button[aria-pressed="true"]')
     for left in (4, 3, 2, 1, 0):
         pressed.first.click()
@@ -94,7 +94,7 @@ def test_every_tap_needs_its_head(step):
 
 
 def test_waves_remove_copies_and_wide_tables_have_more_parameters(step):
-    page = step(6)
+    page = step(7)
     captions = page.locator("figcaption")
     sinusoidal = captions.filter(has_text="Sinusoidal")
     expect(sinusoidal).not_to_contain_text("match 100 %")
@@ -108,7 +108,7 @@ def test_waves_remove_copies_and_wide_tables_have_more_parameters(step):
 
 
 def test_costs_are_shown_as_they_were_recorded(step):
-    page = step(7)
+    page = step(8)
     expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")
     page.locator(".segments label").last.click()
     expect(page.locator(".learn-table caption")).not_to_have_text("ms per image, medians")
