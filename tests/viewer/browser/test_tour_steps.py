@@ -33,6 +33,65 @@ def slide(page, name, value):
     page.get_by_role("slider", name=name).fill(value)
 
 
+def test_a_pixel_asks_all_others_and_its_output_is_the_sum_of_parts(step):
+    page = step(1)
+    pixels = page.get_by_role("group", name="Pixels")
+    output = number(page, "Its output")
+    before = output.text_content()
+    pixels.press("ArrowRight")
+    expect(page.get_by_label("Sum", exact=True)).to_be_checked()  # its end, for who wants no motion
+    expect(output).not_to_have_text(before)
+    parts = page.get_by_role("row", name="× weight").locator("td")
+    expect(parts.last).to_have_text(output.text_content())
+    weights = page.get_by_role("row", name="÷ sum").locator("td")
+    slide(page, "Temperature", "2")
+    expect(weights.first).to_have_text(re.compile("^0.04"))  # nearly 1 / 25
+    slide(page, "Temperature", "-1")
+    choose(page, "Scores come from", "place")
+    expect(weights.first).to_have_text("1.000")
+    expect(page.get_by_role("row", name="offset").locator("td").first).to_have_text("(0, +1)")
+    told = output.text_content()
+    choose(page, "Picture", "mirrored")
+    expect(weights.first).to_have_text("1.000")
+    expect(output).not_to_have_text(told)
+
+
+def test_the_motion_of_a_pixel_begins_at_a_press_and_ends_in_two_seconds(opened, address):
+    page = opened(f"{address}#view=learn&step=0", calm=False)
+    expect(page.get_by_label("Weights", exact=True)).to_be_checked()
+    page.evaluate("performance.now = () => 0")
+    page.locator(".learn-touch .learn-frame").click(position={"x": 9, "y": 9})
+    expect(page.get_by_label("Scores", exact=True)).to_be_checked()
+    page.evaluate("performance.now = () => 2000")
+    expect(page.get_by_label("Sum", exact=True)).to_be_checked()
+
+
+def test_measured_heads_are_seen_from_any_patch_beside_untrained_ones(step):
+    page = step(6)
+    share = number(page, "At that neighbour")
+    expect(share).to_have_text("61 to 65 %")
+    page.get_by_role("button", name="3.4: neighbour 1 left").click()
+    expect(share).to_have_text(re.compile(r"^6\d %$"))
+    mark = page.locator(".learn-photograph .learn-query").first
+    page.get_by_role("group", name="Photograph").press("ArrowUp")
+    expect(mark).to_have_attribute("transform", "translate(8 7)")
+    page.locator(".learn-photograph .learn-frame").last.click(position={"x": 2, "y": 2})
+    expect(mark).to_have_attribute("transform", "translate(0 0)")
+    choose(page, "Network", "Swin")
+    expect(page.get_by_role("button", name="convolution 1 above")).to_be_visible()
+
+
+def test_a_task_sets_the_page_and_has_an_answer_to_open(step):
+    page = step(9)
+    answers = page.locator("details p")
+    expect(answers).to_have_count(6)
+    expect(answers.first).to_be_hidden()
+    page.locator("summary").first.press("Enter")
+    expect(answers.first).to_be_visible()
+    page.get_by_role("link", name="Fewer heads than taps").press("Enter")
+    expect(page.locator('[data-step="5"]')).to_be_visible()
+
+
 def test_a_head_is_moved_by_mouse_and_keys_and_put_back(step):
     page = step(2)
     difference = number(page, "Largest difference")

@@ -75,6 +75,7 @@ test("a head has the word of its report, and of displacements alone that of its 
   const known = (/** @type {number | number[]} */ value) => ({ value, error: null });
   const report = { position_score: known(0.734), hard_share: known(0.62), hard_shift: known([0, -1]) };
   assert.match(whyWords(report, 100), /^Why: on 100 images.* 73 % .* 62 % .*: 1 left\.$/);
+  assert.match(whyWords(report, 4), /another word is possible/);
 });
 
 test("numbers are short, with a true minus sign", () => {

@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { div, h, keepChildren, para, say, section, setProp, span } from "../dom.js";
+import { div, h, keepChildren, para, say, section, setProp, setProps, span } from "../dom.js";
 import { OVERLAY, drawBars, fixedText } from "../draw.js";
 import { answerTo } from "./asks.js";
 import { chooseNetwork, createColourBar } from "./choices.js";
@@ -86,20 +86,23 @@ function titleOf(model, number, head) {
 /** Makes the place of a second head beside the chosen one. @param {Model} model */
 function createBeside(model) {
   const { state } = model;
-  const map = createLargeMap(model);
   const name = h("figcaption");
   const drop = h("button", { onclick: () => state.set({ beside: [] }) }, "Put away");
-  const element = h("figure", { class: "beside" }, map.field.element, name, drop);
-  map.field.element.setAttribute("role", "img");
+  const element = h("figure", { class: "beside" }, name, drop);
+  /** Made when it is first asked for. @type {ReturnType<typeof createLargeMap> | null} */
+  let map = null;
   return {
     element,
     update() {
       const [layer, head] = state.get().beside;
       element.hidden = head === undefined;
       if (element.hidden) return;
+      map ??= createLargeMap(model);
+      const { element: field } = map.field;
+      if (!field.parentNode) element.prepend(field);
       map.update(layer, head);
       say(name, titleOf(model, layer, head));
-      setProp(map.field.element, "aria-label", `Map of ${titleOf(model, layer, head)}`);
+      setProps(field, { role: "img", "aria-label": `Map of ${titleOf(model, layer, head)}` });
     },
   };
 }

@@ -186,12 +186,14 @@ export function createMatrix(model, opened) {
       groups.set(key, [...(groups.get(key) ?? []), [layer, head]]);
     }
     const most = Math.max(...layers.map(({ heads }) => heads));
+    let before = "";
     return [...groups.keys()].sort().flatMap((key) => {
       const [heads, [word]] = [groups.get(key) ?? [], JSON.parse(key)];
       return Array.from({ length: Math.ceil(heads.length / most) }, (_, at) => {
+        const title = word === before ? "" : word;
+        before = word;
         const part = heads.slice(at * most, (at + 1) * most);
-        const names = part.map(([layer, head]) => `${layer + 1}.${head + 1}`).join(" ");
-        return /** @type {[string, string, Pair[]]} */ ([word, names, part]);
+        return /** @type {[string, string, Pair[]]} */ ([title, "", part]);
       });
     });
   }
@@ -223,6 +225,7 @@ export function createMatrix(model, opened) {
     const head = matrixRow("matrix-head", h("span", { class: "corner", role: "columnheader" }, "Layer"), ...numbers);
     rows = rowsOfHeads().map(([title, small, heads]) => buildRow(title, small, heads));
     body.style.setProperty("--layers", String(rows.length));
+    body.classList.toggle("by-word", order !== "layers");
     body.replaceChildren(...(order === "layers" ? [head] : []), ...rows.map(({ row }) => row));
     resized.disconnect();
     for (const { canvas } of rows) resized.observe(canvas);

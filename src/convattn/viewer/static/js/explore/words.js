@@ -76,6 +76,9 @@ export function headWord(layer, rows, head, changed = false) {
   return `convolution${where} (by construction)`;
 }
 
+/** Images below which the word of a head may be another on more of them. */
+const FEW_IMAGES = 20;
+
 /**
  * Says why a head has its word, by the numbers of its report.
  * @param {Record<string, Statistic>} report
@@ -85,7 +88,8 @@ export function headWord(layer, rows, head, changed = false) {
 export function whyWords({ position_score: score, hard_share: share, hard_shift: shift }, images) {
   const explained = Math.max(Number(score?.value) || 0, 0);
   const place = directionWords(/** @type {Pair} */ (shift?.value ?? [0, 0]));
-  return `Why: on ${images} images, displacement alone explains ${percent(explained)} of where it looks, and ${percent(Number(share?.value))} of its attention is at one displacement: ${place}.`;
+  const why = `Why: on ${images} images, displacement alone explains ${percent(explained)} of where it looks, and ${percent(Number(share?.value))} of its attention is at one displacement: ${place}.`;
+  return images < FEW_IMAGES ? `${why} On so few images another word is possible.` : why;
 }
 
 /**

@@ -120,7 +120,7 @@ export function attentionStep(tour) {
   const chart = svg("svg", { class: "learn-pixel-bars", viewBox: "0 0 250 210", role: "img" }, ...bars, ...names);
   const caption = h("figcaption");
   const stages = choice("Shown", STAGES, STAGES[stage], (word) => show(STAGES.indexOf(word)));
-  const table = h("table", { class: "learn-table" });
+  const table = h("table", { class: "learn-table learn-sums" });
   const numbers = numbersList("Query of the pixel", "Its output");
   const range = {
     min: -1,
