@@ -154,7 +154,7 @@ FAULTS = [
             "position off",
             CONTENT,
             "functional.content",
-            "displacement_mask",
+            "Mask",
             lambda size: of_argument(2, each(off(size))),
         ),
         ("values", "W_out off", NARROW, "functional.reference", "combine_heads", argument_off(1)),

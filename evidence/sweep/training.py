@@ -15,11 +15,10 @@ from convattn import network_to_conv
 from convattn.budget import Sums, rounding_budget, roundings
 from convattn.convert.network_runs import (
     Arguments,
-    SameDraws,
     copy_network,
-    keep_random_state,
     read_arguments,
 )
+from convattn.random_numbers import SameDraws, keep_random_state
 from evidence.sweep.subjects import Built
 
 STEPS = 2

@@ -86,7 +86,7 @@ def counted(make, images, dtype, autocast):
     inputs = [tensor for call in reached for tensor in call]
     counts["widths"] = sorted({tensor.shape[-1] for tensor in inputs})
     counts["strides"] = sorted({tensor.stride(-1) for tensor in inputs})
-    counts["learning masks"] = sum(len(call) == 4 and call[3].requires_grad for call in reached)
+    counts["learning masks"] = any(len(call) == 4 and call[3].requires_grad for call in reached)
     return counts
 
 

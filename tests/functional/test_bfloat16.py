@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from convattn.budget import assert_within_budget
-from convattn.functional import all_heads, separable_attention, workspace
-from convattn.functional import separable as weights_first
+from convattn.functional import large_products, separable_attention, torch_modes
 
 HEADS = 3
 
@@ -65,9 +64,9 @@ def gradients(compute, values, *, autocast=True):
 @every_size
 def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, monkeypatch):
     values = inputs(queries, keys)
-    monkeypatch.setattr(all_heads, "_ALIGNED", 1)
+    monkeypatch.setattr(large_products, "_ALIGNED", 1)
     monkeypatch.setattr(
-        workspace, "PIECE_BYTES", images * 88 * HEADS * 4 * 2
+        torch_modes, "PIECE_BYTES", images * 88 * HEADS * 4 * 2
     )  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
@@ -81,7 +80,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
 
 @every_size
 def test_gradients_are_summed_in_float32_whatever_the_default_dtype_is(queries, keys, monkeypatch):
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1)
     leaves = [value.requires_grad_() for value in inputs(queries, keys, batch=300)]
     with torch.autocast("cpu", torch.bfloat16):
         y = attended(*leaves)
@@ -123,22 +122,12 @@ def test_gradients_can_be_differentiated_again(queries, keys):
     assert_within_budget(second(attended, values).bfloat16(), hi, lows)
 
 
-def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
-    keys, maps, *weights = inputs((5, 7), (5, 7))
-    maps.requires_grad_()
-    monkeypatch.setattr(all_heads._Planes, "rows_backward", None)  # calling it would fail
-    with torch.autocast("cpu", torch.bfloat16):
-        attended(keys, maps, *weights).sum().backward()
-    assert maps.grad is not None
-
-
 @pytest.mark.parametrize(
     ("groups", "axes", "dtype"),
     [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)],
     ids=str,
 )
-def test_other_calls_are_plain_products(groups, axes, dtype, monkeypatch):
-    monkeypatch.setattr(weights_first, "attention_of_all_heads", None)
+def test_groups_volumes_and_float16_are_computed_in_their_dtype(groups, axes, dtype):
     keys = numbers(2, 4, *(9,) * axes)
     maps, weights = numbers(HEADS, 6, 4 // groups), [numbers(HEADS, 9, 9).softmax(-1)] * axes
     with torch.autocast("cpu", dtype):

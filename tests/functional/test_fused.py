@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import Distance, GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
 from convattn.errors import ShapeError
-from convattn.functional import fourier, separable, workspace
+from convattn.functional import fourier, separable, torch_modes
 from convattn.functional.content import OneHot
 from convattn.functional.path import Heads
 from convattn.functional.plan import WAYS
@@ -114,7 +114,7 @@ def test_queries_at_a_time_are_the_reference_with_all_gradients(
     x = torch.randn(3, 4, *spatial)
     expected = expected_of(layers["reference"], x)
     for budget in (1, 3000):
-        monkeypatch.setattr(workspace, "PIECE_BYTES", budget)
+        monkeypatch.setattr(torch_modes, "PIECE_BYTES", budget)
         monkeypatch.setattr(MODULE, "KEPT_BYTES", budget)
         check(layers["content"], x, expected)
 
@@ -152,7 +152,7 @@ def largest(layer, x):
 def test_a_mask_that_does_not_fit_is_computed_in_pieces_that_do(
     kind, spatial, encoding, gradients, monkeypatch
 ):
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 17)
     layer = kind(4, 5, num_heads=2, encoding=encoding, content=NARROW)
     whole = 2 * 256 * 256 * 4
     assert (
@@ -279,7 +279,7 @@ def test_dropout_is_the_same_again_in_the_backward_pass():
 @pytest.mark.parametrize("encoding", ["learned_axial", "distance"])
 def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, kept, monkeypatch):
     """With a graph of the gradient, torch differentiates the same draws by itself."""
-    monkeypatch.setattr(workspace, "PIECE_BYTES", pieces)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", pieces)
     monkeypatch.setattr(MODULE, "KEPT_BYTES", kept)
     layer = RelativeAttention2d(
         4, 5, num_heads=2, encoding=encoding, content=NARROW, dropout=0.4, dtype=torch.float64
@@ -297,7 +297,7 @@ def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, kept
 
 
 def test_dropout_needs_no_weights_of_every_pair(monkeypatch):
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 17)
     monkeypatch.setattr(MODULE, "KEPT_BYTES", 0)
     layer, x = made("content", dropout=0.5).train(), torch.randn(3, 4, 16, 16, requires_grad=True)
     assert largest(layer, x) <= 1 << 17 < 3 * 2 * 256 * 256 * 4
@@ -334,7 +334,7 @@ def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype):
     """An Intel core multiplies subnormal numbers a hundred times as slowly."""
     spread = torch.linspace(0, -1.2 * math.log(torch.finfo(dtype).tiny), 997)
     scores = -spread.to(dtype) + torch.randn(5, 1, dtype=dtype)
-    plain, cut = torch.softmax(scores, -1), MODULE.normal_weights(scores.clone(), in_place=True)
+    plain, cut = torch.softmax(scores, -1), MODULE.normal_weights(scores)
     assert subnormal(plain) > 0
     assert subnormal(cut) == 0
     assert (cut - plain).abs().max() <= torch.finfo(dtype).eps ** 2
@@ -412,8 +412,9 @@ def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, pat
     for name in ("fused", "path"):
         module = importlib.import_module(f"convattn.functional.{name}")
         monkeypatch.setattr(module, "KEPT_BYTES", 1 << 17)
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 14)
     monkeypatch.setattr(fourier, "_WEIGHTS", 1 << 12)
+    monkeypatch.setattr(fourier, "_CHANNEL_BYTES", 1 << 14)
     layer = RelativeAttention2d(16, 5, num_heads=4, encoding=encoding(), **options).to(dtype)
     x = torch.randn(1, 16, 20, 20, dtype=dtype, requires_grad=True)
     assert layer.plan(x.shape).path == path
@@ -436,6 +437,7 @@ def test_weights_of_some_queries_at_a_time_are_the_reference(encoding, options, 
     monkeypatch.setattr(importlib.import_module("convattn.functional.path"), "KEPT_BYTES", 0)
     monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
     for pieces in (1, 3000):
-        monkeypatch.setattr(workspace, "PIECE_BYTES", pieces)
+        monkeypatch.setattr(torch_modes, "PIECE_BYTES", pieces)
         assert "some queries at a time" in layers["dense"].plan(x.shape).reason
         check(layers["dense"], x, expected)
+        assert layers["dense"](x[:0]).shape == layers["reference"](x[:0]).shape

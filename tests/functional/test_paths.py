@@ -14,7 +14,6 @@ from convattn.functional import (
     position_weights,
     separable_attention,
 )
-from convattn.functional import separable as weights_first
 from convattn.functional.fourier import fourier_attention, fourier_filters
 from convattn.grid import Axis
 
@@ -219,23 +218,3 @@ def test_some_inputs_may_need_no_gradient(path):
         y = path(case, *leaves)
         (alone,) = torch.autograd.grad(y, leaves[number], numbers(*y.shape, seed=2))
         assert_within_budget(alone, exact, several)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "axes"),
-    [((7, 9), 1), ((3, 5, 4), 1), ((7, 11), 2)],
-    ids=["image", "volume", "a larger image"],
-)
-def test_axes_of_small_images_are_joined_under_autocast(sizes, axes, monkeypatch):
-    case, seen, products = Case("few keys", whole(*sizes)), [], weights_first.attention_of_all_heads
-    spy = lambda weights, *rest: seen.append(len(weights)) or products(weights, *rest)  # noqa: E731
-    monkeypatch.setattr(weights_first, "attention_of_all_heads", spy)
-    given = inputs(case, torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = separable(case, *given)
-    assert seen == [axes]
-    hi = reference(case, *inputs(case, torch.float64))
-    keys, maps, *tables = given
-    assert_within_budget(
-        y, hi, [road(case, keys.bfloat16(), maps.bfloat16(), *tables) for road in ROADS]
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tests.layers.layer_cases import LayerCase, hard
-from tests.testing.faults import eight_bits, halved, last_without_gradient, leaky, of_bfloat16
+from tests.testing.faults import halved, last_without_gradient, leaky, of_bfloat16
 from torch.nn import functional as F
 
 from convattn.functional.fourier import quick_length
@@ -99,6 +99,24 @@ def of_output(number, change):
     return of_result(lambda found: (*found[:number], change(found[number]), *found[number + 1 :]))
 
 
+def of_gradient(change):
+    """Changes the gradient of a tensor."""
+
+    def wrong(x):
+        x = x.view_as(x)
+        if x.requires_grad:
+            x.register_hook(change)
+        return x
+
+    return wrong
+
+
+def moved(table):
+    if table.requires_grad:
+        table.register_hook(lambda gradient: gradient + 1e-30)
+    return table
+
+
 def three_digits(x):
     """Cuts numbers to three binary digits. Rounding to four is lost, for every other seed, in what bfloat16 loses."""
     mantissa, exponent = torch.frexp(x.float())
@@ -154,17 +172,16 @@ VALUES = [
     ),
     Fault(
         "separable",
-        "W_h in eight bits, where products are those of torch",
+        "W_h in half precision, where products are those of torch",
         SEPARABLE,
         "functional.separable:attend_by_axis",
-        of_argument(2, eight_bits),
-        dtype=torch.float16,
+        of_argument(2, halved),
     ),
     Fault(
         "separable",
         "W_h cut to three binary digits, where all heads are computed together",
         SEPARABLE,
-        "functional.all_heads:_side_by_side",
+        "functional.large_products:_side_by_side",
         of_argument(0, three_digits),
         dtype=torch.bfloat16,
     ),
@@ -215,7 +232,7 @@ VALUES = [
         "content",
         "position in half precision",
         CONTENT,
-        "functional.content:displacement_mask",
+        "functional.content:Mask",
         of_argument(2, each(halved)),
     ),
     Fault(
@@ -290,24 +307,24 @@ GRADIENTS = [
         "fourier",
         "the normaliser taken for a constant",
         FOURIER,
-        "functional.fourier:_Filter.backward",
-        of_output(3, torch.zeros_like),
+        "functional.fourier:_filtered",
+        of_argument(5, of_gradient(torch.zeros_like)),
         "encoding.centres",
     ),
     Fault(
         "fourier",
         "kernels' gradient in half precision",
         FOURIER,
-        "functional.fourier:_Filter.backward",
-        of_output(2, halved),
+        "functional.fourier:_place",
+        of_result(of_gradient(halved)),
         "encoding.centres",
     ),
     Fault(
         "shift",
         "hard heads that move",
         SHIFT,
-        "functional.shift:_NoGradient.backward",
-        of_output(1, lambda gradient: gradient + 1e-30),
+        "functional.plan:find_shifts",
+        of_argument(0, each(moved)),
         "encoding.centres",
     ),
     Fault(
@@ -320,19 +337,19 @@ GRADIENTS = [
     ),
     Fault(
         "content",
-        "weights in half precision in the gradient of values",
+        "values in half precision in the gradient",
         MASKED,
-        "functional.fused:_by_value",
-        of_argument(0, halved),
+        "functional.fused:_mixed",
+        of_argument(1, of_gradient(halved)),
         "x",
     ),
     Fault(
         "content",
         "scores of displacements in half precision in the gradient",
         MASKED,
-        "functional.fused:Mask.backward",
-        of_argument(5, halved),
-        "encoding.scores",
+        "functional.fused:_weights",
+        of_result(of_gradient(halved)),
+        "x",
     ),
     Fault(
         "values",
@@ -375,7 +392,7 @@ AUTOCAST = [
         (
             "content",
             {"content": Content(key_width=3)},
-            "functional.content:displacement_mask",
+            "functional.content:Mask",
             of_argument(1, each(of_bfloat16)),
         ),
         (

@@ -5,7 +5,7 @@ import torch
 
 from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError
-from convattn.layers import RelativeAttention1d, RelativeAttention2d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 CENTRES = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
 HARD = [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -69,3 +69,13 @@ def test_other_dtypes_are_not_mixed_with_it(number):
         pytest.raises(ArgumentError, match=r"^x must be of the weights' dtype torch\.float64, but"),
     ):
         layer(x.float())
+
+
+@pytest.mark.parametrize("sizes", [(7, 9), (3, 5, 4), (7, 11)], ids=str)
+def test_axes_of_small_images_are_joined_under_autocast(sizes):
+    kind = {2: RelativeAttention2d, 3: RelativeAttention3d}[len(sizes)]
+    layer = kind(3, 5, num_heads=4, encoding="quadratic")
+    for enabled in (False, True):
+        with torch.autocast("cpu", enabled=enabled):
+            joined = "those of all pairs" in layer.plan((2, 3, *sizes)).reason
+        assert joined == (enabled and sizes != (7, 11)), enabled

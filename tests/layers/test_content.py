@@ -153,10 +153,10 @@ def test_hooks_that_would_be_ignored_are_refused():
         torch.randn(2, 4, 3, 5),
     )
     layer.content.register_forward_hook(lambda _, __, y: 2 * y)
-    with pytest.raises(ArgumentError, match=r"the forward hook .* would be ignored"):
-        layer(x)
-    layer.impl = "reference"
-    layer(x)
+    for impl in ("auto", "reference"):
+        layer.impl = impl
+        with pytest.raises(ArgumentError, match=r"the forward hook .* would be ignored"):
+            layer(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -9,7 +9,7 @@ from tests.testing.gpu import pretend
 
 from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import LearnedAxial, Quadratic, Shift
-from convattn.functional import workspace
+from convattn.functional import torch_modes
 from convattn.functional.content import Masked, OneHot, Precision, SecondDegree
 from convattn.functional.path import Heads
 from convattn.grid import Axis
@@ -113,7 +113,7 @@ def test_some_images_at_a_time_are_the_same(name, as_on_a_gpu, monkeypatch):
     expected = results(layer, x)
     exact = results(layer.double(), x.double())
     layer.float()
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 20_000)
     for actual, whole, hi in zip(results(layer, x), expected, exact, strict=True):
         most = (whole.double() - hi).abs().max() + torch.finfo(torch.float32).eps * hi.abs().max()
         assert (actual.double() - hi).abs().max() <= 4 * most
@@ -207,7 +207,7 @@ def test_function_transforms_see_all_images_at_once(as_on_a_gpu, monkeypatch):
     """A checkpoint of some images cannot be mapped over."""
     layer, x = made(RelativeAttention2d, "quadratic", {}, "auto"), torch.randn(3, 2, 4, 5, 7)
     expected = torch.stack([layer(images) for images in x])
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1)
     found = torch.func.vmap(layer)(x)
     limit = 64 * torch.finfo(torch.float32).eps * expected.abs().max()
     assert (found - expected).abs().max() <= limit

@@ -5,7 +5,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.budget import assert_within_budget, references
-from convattn.functional import Path, all_heads, separable, tiles, workspace
+from convattn.functional import Path, large_products, separable, tiles, torch_modes
 from convattn.functional.plan import WAYS
 from convattn.layers import (
     Content,
@@ -220,8 +220,8 @@ class TestInBfloat16(CaseContract):
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
         compute_together(monkeypatch)
-        monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
-        monkeypatch.setattr(all_heads, "_ALIGNED", 1)
+        monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1)
+        monkeypatch.setattr(large_products, "_ALIGNED", 1)
 
 
 def compute_together(monkeypatch):
@@ -233,10 +233,10 @@ def compute_together(monkeypatch):
 def test_heads_are_computed_together(case, monkeypatch):
     """Otherwise the class above would show nothing."""
     compute_together(monkeypatch)
-    monkeypatch.setattr(all_heads, "_AllHeads", None)  # calling it would fail
+    monkeypatch.setattr(large_products, "_compute", None)  # calling it would fail
     contract = CaseContract()
     contract.case = case
-    with pytest.raises(AttributeError, match="apply"):
+    with pytest.raises(TypeError, match="callable"):
         contract.made()(contract.images())
 
 

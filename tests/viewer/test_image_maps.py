@@ -11,6 +11,7 @@ from tests.viewer.node import run_node
 from torch import Tensor, nn
 
 from convattn.functional import attention_weights, pad_keys, position_weights
+from convattn.functional.reference import scores_of_images
 from convattn.heads.layout import AttentionCall, Layout
 from convattn.heads.reading import watch
 from convattn.layers import Content, RelativeAttention2d
@@ -100,7 +101,9 @@ def test_parts_of_layers_with_content(tmp_path):
     x = image
     for number, layer in enumerate((network.added, network.gated)):
         axes = layer.geometry.axes(x.shape[2:])
-        by_content = layer.content(pad_keys(x, layer.geometry), axes, layer.encoding)
+        by_content = scores_of_images(
+            layer.content, layer.encoding, pad_keys(x, layer.geometry), axes
+        )
         by_part = {
             number: position_weights(layer.encoding.table(axes), axes),
             number + 3: attention_weights(by_content)[0],

@@ -21,7 +21,6 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from convattn.convert.network_runs import (
-    SEED,
     Arguments,
     run_copy,
     unwatched_modules,
@@ -37,6 +36,7 @@ from convattn.convert.taps import (
 from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike, lay_out_as, leaf_node
+from convattn.random_numbers import SEED
 from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {

@@ -164,23 +164,16 @@ def select_modules(
     selected = []
     left = []
     for module, names in named.items():
-        reason = _why_left_out(names, included, excluded)
-        if reason is None:
+        left_out_by = None
+        if excluded is not None and matches(names, excluded):
+            left_out_by = "exclude"
+        elif included is not None and not matches(names, included):
+            left_out_by = "include"
+        if left_out_by is None:
             selected.append(module)
         else:
-            left.append(LeftAlone(names[0], type(module).__name__, reason))
+            left.append(LeftAlone(names[0], type(module).__name__, f"left out by {left_out_by}"))
     return selected, left
-
-
-def _why_left_out(
-    names: Sequence[str], included: Sequence[str] | None, excluded: Sequence[str] | None
-) -> str | None:
-    """Returns why a module of these names is not to be converted; None if it is."""
-    if excluded is not None and matches(names, excluded):
-        return "left out by exclude"
-    if included is not None and not matches(names, included):
-        return "left out by include"
-    return None
 
 
 def _why_none(model: nn.Module, left: Sequence[LeftAlone]) -> str:

@@ -99,9 +99,9 @@ def _frozen_attention(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]
         CONVOLUTIONS[layer.dims],
         layer.weight.detach().clone(),
         copy.deepcopy(layer.bias),
-        stride=window.stride,
+        stride=layer.stride,
         padding=window.padding,
-        dilation=window.dilation,
+        dilation=layer.dilation,
         groups=layer.groups,
     )
     return frozen.requires_grad_(False).eval()

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
-from convattn.convert.network_runs import SEED, standard_normal
 from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import Quadratic, off_centre_mass
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.random_numbers import SEED, standard_normal
 from convattn.structure import dtype_name, network_digest
 
 STEPS = 8

@@ -34,7 +34,6 @@ from convattn.convert.network_runs import (
     Images,
     copy_network,
     inputs_and_weights,
-    keep_random_state,
     read_arguments,
     watch_paths,
 )
@@ -49,6 +48,7 @@ from convattn.errors import (
 )
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
+from convattn.random_numbers import keep_random_state
 from convattn.structure import dtypes_in_words, find_empty, full_name, network_digest
 from convattn.wording import some
 

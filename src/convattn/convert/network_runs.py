@@ -2,23 +2,20 @@
 
 import copy
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.errors import (
     ArgumentError,
     UnsupportedModelError,
-    must_be,
     must_be_a,
     must_fit,
     sorts,
@@ -26,16 +23,11 @@ from convattn.errors import (
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
+from convattn.random_numbers import SEED, SameDraws, draw_image, from_seed
 from convattn.wording import ITSELF, counted
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
-
-SEED = 0
-"""Seed of random images."""
-
-_SIZE = (3, 224, 224)
-"""Size of an image that is drawn where none is given."""
 
 ROUNDINGS = LEAST_ROUNDINGS - 1
 """Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
@@ -70,22 +62,6 @@ def copy_network(model: nn.Module) -> nn.Module:
                 f"cannot copy {type(model).__name__}: its copies lose the attention at {name or ITSELF}"
             )
     return copied
-
-
-@contextmanager
-def keep_random_state(network: nn.Module) -> Iterator[None]:
-    """Restores random states on leaving: torch's, on the CPU and on the network's devices, numpy's and Python's."""
-    devices = {
-        parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda
-    }
-    of_numpy = np.random.get_state()  # noqa: NPY002 - the one that networks draw from
-    of_python = random.getstate()
-    with torch.random.fork_rng(devices=sorted(devices)):
-        try:
-            yield
-        finally:
-            np.random.set_state(of_numpy)  # noqa: NPY002
-            random.setstate(of_python)
 
 
 # --- Arguments and outputs --------------------------------------------------------------------------------------------
@@ -303,32 +279,6 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     return arguments
 
 
-def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
-
-    None takes the size in `network.default_cfg`, or else 3 x 224 x 224. A size that cannot be drawn raises
-    ArgumentError.
-    """
-    size = shape
-    config = getattr(network, "default_cfg", None)
-    if size is None and isinstance(config, Mapping):
-        size = config.get("input_size")
-    size = size or _SIZE
-    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    try:
-        drawn = standard_normal((1, *size))
-    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
-        expectation = "the shape of an image that fits into memory"
-        raise ArgumentError(must_be("shape", expectation, tuple(size))) from None
-    return drawn.to(like)
-
-
-def standard_normal(shape: Sequence[int]) -> Tensor:
-    """Draws standard normal numbers in float64 on the CPU."""
-    generator = torch.Generator().manual_seed(SEED)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -348,13 +298,9 @@ def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | Non
 
     It has no gradients and no autocast, and computes float32 in full. The run may change the network's state.
     """
-    with keep_random_state(network), without_modes(network):
-        arguments = arguments.copied(dtype)
-        torch.manual_seed(SEED)
-        np.random.seed(SEED)  # noqa: NPY002
-        random.seed(SEED)
-        with arguments.mode:
-            return network(*arguments.positional, **arguments.named)
+    arguments = arguments.copied(dtype)
+    with from_seed(network), without_modes(network), arguments.mode:
+        return network(*arguments.positional, **arguments.named)
 
 
 Parts = dict[str, Any]
@@ -590,47 +536,3 @@ def layer_outputs(
         for hook in hooks:
             hook.remove()
     return values, takers
-
-
-# --- Random numbers ---------------------------------------------------------------------------------------------------
-
-_aten = torch.ops.aten
-
-_FILLS = frozenset(
-    [_aten.bernoulli_, _aten.uniform_, _aten.normal_, _aten.exponential_, _aten.log_normal_]
-)
-_DRAWS = frozenset([_aten.bernoulli, _aten.rand, _aten.rand_like, _aten.randn, _aten.randn_like])
-"""Torch's operations that fill a tensor with random numbers, and those that return one. Dropout on CUDA is another."""
-
-
-class SameDraws(TorchDispatchMode):
-    """Draws random numbers in float32 and row by row, so that runs in all dtypes and memory layouts get the same ones.
-
-    Code that `torch.compile` made runs uncompiled inside.
-    """
-
-    drew = False  # Whether there was any
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        operation = func.overloadpacket
-        if operation not in _FILLS | _DRAWS | {_aten.native_dropout}:
-            return func(*args, **kwargs)
-        self.drew = True
-        if operation is _aten.native_dropout:
-            x, share, _ = args
-            mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
-            return x * mask.to(x.dtype) / (1 - share), mask.bool()
-        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
-        if operation in _FILLS:
-            return args[0].copy_(func(*narrow, **options))
-        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", torch.get_default_dtype())
-        if "dtype" in kwargs:
-            options["dtype"] = torch.float32
-        return func(*narrow, **options).to(dtype)
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)

@@ -9,11 +9,11 @@ from torch._prims_common import suggest_memory_format
 
 from convattn.convert.certificate import Certificate
 from convattn.convert.layer_check import Promise, attention_leak, attention_rounding, certify_layer
-from convattn.convert.network_runs import keep_random_state
 from convattn.convert.taps import ATTENTION_LAYERS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.layers import Content, MergedValues, RelativeAttention
+from convattn.random_numbers import keep_random_state
 
 
 def conv_to_attention(

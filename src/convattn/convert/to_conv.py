@@ -31,7 +31,6 @@ from convattn.convert.layer_check import (
     smallest_image,
     softmax_copy,
 )
-from convattn.convert.network_runs import keep_random_state
 from convattn.convert.normalised import normalise
 from convattn.convert.surgery import first_change
 from convattn.convert.taps import (
@@ -54,6 +53,7 @@ from convattn.errors import (
 )
 from convattn.grid import Geometry, PerAxis, Window, axis_lists
 from convattn.layers import FactoredValues, MergedValues, NormalisedConv, RelativeAttention
+from convattn.random_numbers import keep_random_state
 
 _MOST_NUMBERS = 1 << 28
 """Numbers of a kernel, which takes 2 GiB in float64."""
@@ -432,15 +432,10 @@ def _plain_is_exact(
     modes: Sequence[str],
 ) -> bool:
     """Tells whether a plain convolution errs by rounding only: heads are hard, or the layer pads by all they see."""
-    axes = unit_steps(layer.geometry, sizes)
+    eps = torch.finfo(layer.like.dtype).eps
     for mode in modes:
-        heads = find_hard_heads(layer, axes, mode)
-        if heads is not None and heads.window(layer.geometry, None) is not None:
-            return True
-    if layer.geometry.keeps_grid:
-        return False
-    with suppress(ConversionError):
-        choice = choose_kernel(layer, sizes, maps, None, mass, modes[0])
-        eps = torch.finfo(layer.like.dtype).eps
-        return choice.errors.max().item() <= eps
+        with suppress(ConversionError):
+            choice = choose_kernel(layer, sizes, maps, None, mass, mode)
+            if choice.errors.max().item() <= eps:
+                return True
     return False

@@ -194,14 +194,13 @@ def band_attention(
     with without_autocast(keys.device):
         pixels = keys.to(wide)
         matrices = maps.to(wide)
-        y = None
+        parts = []
         for band in bands.parts:
             heads = torch.tensor(band.heads, device=maps.device)
             of_heads = matrices.index_select(0, heads)
-            part = _BandAttention(bands.scores, heads, axis, pixels).attend(band, of_heads, groups)
-            y = part if y is None else y + part
-        assert y is not None
-        return y.to(keys.dtype)
+            attention = _BandAttention(bands.scores, heads, axis, pixels)
+            parts.append(attention.attend(band, of_heads, groups))
+        return sum(parts[1:], parts[0]).to(keys.dtype)
 
 
 class _BandAttention(NamedTuple):
@@ -263,14 +262,12 @@ class _BandAttention(NamedTuple):
 def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
     """Convolves, some taps at a time."""
     outputs = keys.shape[-1] - kernel.shape[-1]
-    y = None
+    parts = []
     for number, piece in enumerate(kernel.split(MOST_TAPS, dim=-1)):
         first = number * MOST_TAPS
         window = keys[..., first : first + outputs + piece.shape[-1]]
-        part = functional.conv1d(window, piece, stride=step, groups=groups)
-        y = part if y is None else y + part
-    assert y is not None
-    return y
+        parts.append(functional.conv1d(window, piece, stride=step, groups=groups))
+    return sum(parts[1:], parts[0])
 
 
 @final

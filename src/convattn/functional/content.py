@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Quadratic
-from convattn.functional.fused import Mask, displacement_mask, fused_attention
-from convattn.functional.path import CallSizes, ContentTerms, Cost, Heads, Path
+from convattn.functional.fused import Mask, fused_attention
+from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.positions import (
     Channels,
     feature_channels,
@@ -28,15 +28,22 @@ from convattn.functional.positions import (
     second_degree_key,
     second_degree_query,
 )
-from convattn.functional.reference import HeadMaps, add_bias, combine_heads, pad_keys
+from convattn.functional.reference import (
+    ContentTerms,
+    HeadMaps,
+    add_bias,
+    pad_keys,
+    position_features,
+    queries_and_keys,
+)
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     at_least_float32,
     can_be_read,
     is_accelerator,
+    piece_bytes,
     without_autocast,
 )
-from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis
 
 _WIDEST = 128
@@ -130,7 +137,8 @@ class PositionForm(ABC):
 
     def _features(self, like: Tensor, *, by_axis: bool) -> list[Float[Tensor, "_ _ width"]]:
         """Returns Ŵr_δ, along each axis or of all displacements; none without a content–position term."""
-        return self.content.features(self.axes, self.heads.encoding, like, by_axis=by_axis)
+        encoding = self.heads.encoding
+        return position_features(self.content, encoding, self.axes, like, by_axis=by_axis)
 
 
 @final
@@ -190,9 +198,13 @@ class SecondDegree(PositionForm):
 
     def bound(self, dtype: torch.dtype) -> float:
         """Bounds it for images of absolute value ≤ 1; 0 where parameters cannot be read."""
-        largest = self.content.largest_queries()
-        if not can_be_read(largest):
+        of_queries = self.content.query
+        if not can_be_read(of_queries.weight):
             return 0.0
+        largest = of_queries.weight.double().abs().sum(-1)
+        if of_queries.bias is not None:
+            largest = largest + of_queries.bias.double().abs()
+        largest = largest.unflatten(0, (self.content.num_heads, -1))
         square, linear = second_degree(self._quadratic, torch.float64)
         square = self.adds_score * square.abs()
         linear = self.adds_score * linear.abs()
@@ -245,12 +257,13 @@ class Masked(PositionForm):
 
     def mask(self, query: Tensor, bias: Tensor | None) -> Mask:
         """Returns a sum over axes where that is the score, except on a GPU."""
-        by_axis = self.heads.joint is None and not is_accelerator(query.device)
+        additive = isinstance(self.heads.encoding, AxisAdditiveEncoding)
+        by_axis = additive and not is_accelerator(query.device)
         scores = self._scores(query, by_axis=by_axis)
         features = self._features(query, by_axis=by_axis)
         if bias is not None and features:
             scores = _for_biased(bias, scores, features)
-        return displacement_mask(self.axes, scores, features)
+        return Mask(self.axes, scores, features)
 
 
 def _for_biased(
@@ -295,7 +308,7 @@ class ContentPath(Path):
         precision = form.precision(sizes.product_dtype, sizes.device)
         inner = min(sizes.inner, sizes.channels)
         reason += f"; scores of displacements as {form.words}"
-        if precision.dtype != sizes.softmax_dtype:
+        if precision.dtype.itemsize < 4:
             name = str(precision.dtype).removeprefix("torch.")
             reason += f" in {name}, in {precision.query} parts"
             width = form.content.key_width + precision.parts * form.width
@@ -352,11 +365,8 @@ class ContentPath(Path):
         mixed = mixed.mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
-        if self.values_first:
-            y = own.combine(mixed)
-        else:
-            y = combine_heads(mixed, own.whole(), maps.groups)
-        y = add_bias(y.view(*y.shape[:2], *sizes.grid), bias)
+        y = own.combine(mixed, values_first=self.values_first)
+        y = add_bias(y.unflatten(2, [len(axis.queries) for axis in sizes.axes]), bias)
         if self.position is None or share is None:
             return y
         return y + self.position.attend(x, maps.weighted(share), None)
@@ -369,7 +379,7 @@ class ContentPath(Path):
         """Takes the means of values, in the dtype of the kernel."""
         content = self.form.content
         narrow = self.precision.dtype
-        query, key = content.project(keys, self.sizes.axes)
+        query, key = queries_and_keys(content, keys, self.sizes.axes)
         with without_autocast(keys.device):
             wide = at_least_float32(narrow)
             scale = content.key_width**-0.5

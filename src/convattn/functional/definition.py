@@ -14,6 +14,7 @@ from convattn.functional.reference import (
     attention_weights,
     displacement_scores,
     gated_weights,
+    scores_of_images,
 )
 from convattn.functional.torch_modes import at_least_float32, without_autocast
 from convattn.grid import Axis
@@ -37,7 +38,7 @@ def weights_by_definition(
         position = displacement_scores(heads.encoding.table(axes, dtype, like.device), axes)
     if heads.content is None:
         return attention_weights(position)
-    scores = heads.content(like, axes, heads.encoding)
+    scores = scores_of_images(heads.content, heads.encoding, like, axes)
     if heads.share is None:
         return attention_weights(position + scores)
     return gated_weights(attention_weights(scores), attention_weights(position), heads.share)

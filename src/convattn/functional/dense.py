@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.fused import displacement_mask, fused_attention
+from convattn.functional.fused import Mask, fused_attention
 from convattn.functional.path import Cost, Heads, KeyPath
-from convattn.functional.reference import HeadMaps, combine_heads
+from convattn.functional.reference import HeadMaps
 from convattn.functional.separable import explicit_cost, explicit_means
-from convattn.functional.workspace import piece_bytes
+from convattn.functional.torch_modes import piece_bytes
 
 
 @final
@@ -67,10 +67,8 @@ class PiecewisePath(KeyPath):
         nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
         query = nothing[:, :, : self.sizes.queries]
         key = nothing[:, :, : self.sizes.keys]
-        mask = displacement_mask(self.sizes.axes, [self.table], ())
+        mask = Mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"
-        by_image = rearrange(means, pattern, batch=len(keys))
-        if self.values_first:
-            return maps.combine(by_image)
-        return combine_heads(by_image, maps.whole(), maps.groups)
+        by_image = rearrange(means, pattern, channels=values.shape[-1])
+        return maps.combine(by_image, values_first=self.values_first)

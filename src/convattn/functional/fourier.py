@@ -6,18 +6,17 @@ at queries whose keys all lie in the tail of g_h: at the border, if a head looks
 are computed in float64, and the means at queries that are weak nevertheless are computed by the definition.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, log, log2, prod
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from einops import einsum
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.reference import (
@@ -25,20 +24,21 @@ from convattn.functional.reference import (
     combine_heads,
     displacement_places,
     normal_weights,
+    query_slices,
 )
 from convattn.functional.torch_modes import (
     at_least_float32,
-    backward_to_differentiate,
+    computed_again,
     is_accelerator,
     needs_own_operations,
+    piece_bytes,
     product_dtype,
     without_autocast,
 )
-from convattn.functional.workspace import chunks, piece_bytes
 from convattn.grid import Axis
 
-_CHANNEL_BYTES = 5 << 19
-"""Bytes of transformed channels computed at a time on a CPU, so that they stay in the cache."""
+_CHANNEL_BYTES = 5 << 20
+"""Bytes of channels and their transforms by all heads computed at a time on a CPU, so that they stay in the cache."""
 
 
 def quick_length(least: int) -> int:
@@ -63,190 +63,82 @@ def filter_images(
     axes: Sequence[Axis],
     groups: int = 1,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k]; `kernels` hold g_h[δ] at δ modulo the length."""
-    # Derivatives above the first, and those of torch's function transforms, take the memory of all filtered images.
+    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k]; `kernels` hold g_h[δ] at δ modulo the length.
+
+    Some channels of all heads are transformed together; for the gradient they are again.
+    """
+    lengths = kernels.shape[1:]
+    compute = partial(_filtered, axes, lengths)
+    images = pixels.unflatten(1, (groups, -1))
+    matrices = maps.unflatten(1, (groups, -1))
+    conjugates = _of_keys(kernels, lengths).conj()
     if needs_own_operations(pixels, maps, kernels, factors):
-        return _at_once(axes, groups, pixels, maps, kernels, factors)
-    return _Filter.apply(pixels, maps, kernels, factors, tuple(axes), groups)
+        y = compute(images, matrices, conjugates, factors)
+    else:
+        compute = computed_again(compute)
+        at_once, in_groups, in_channels = _sizes_at_a_time(images, len(maps), lengths)
+        by_image = []
+        for some in images.split(at_once):
+            by_group = []
+            split = zip(some.split(in_groups, 1), matrices.split(in_groups, 1), strict=True)
+            for own, blocks in split:
+                parts = zip(own.split(in_channels, 2), blocks.split(in_channels, 3), strict=True)
+                sums = [compute(x, weights, conjugates, factors) for x, weights in parts]
+                by_group.append(sum(sums[1:], sums[0]))
+            by_image.append(torch.cat(by_group, dim=1))
+        y = torch.cat(by_image)
+    return y.flatten(1, 2).unflatten(2, factors.shape[1:])
 
 
-class _Transforms:
-    """Transforms of channels and kernels.
+def _filtered(
+    axes: Sequence[Axis],
+    lengths: Sequence[int],
+    x: Float[Tensor, "images groups channels *spatial"],
+    maps: Float[Tensor, "heads groups outputs channels"],
+    conjugates: Complex[Tensor, "heads *frequencies"],
+    factors: Float[Tensor, "heads *queries"],
+) -> Float[Tensor, "images groups outputs queries"]:
+    keys = _of_keys(x, lengths)
+    means = _at_queries(keys * conjugates[:, None, None, None], lengths, axes)
+    means = (means * factors[:, None, None, None]).to(x.dtype)
+    pattern = "heads groups outputs channels, heads images groups channels queries"
+    return einsum(maps, means.flatten(4), f"{pattern} -> images groups outputs queries")
+
+
+def _of_keys(channels: Tensor, lengths: Sequence[int]) -> Complex[Tensor, "..."]:
+    """Transforms channels at the keys' positions.
 
     A real transform keeps half of the last axis. That axis comes first here, so that the numbers of one inverse
     transform lie side by side in memory, which is faster.
     """
-
-    def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
-        self.lengths = kernels.shape[1:]
-        self.dims = tuple(range(-len(axes), 0))
-        self.queries = _query_slices(axes)
-        self.keys = [slice(axis.keys) for axis in axes]
-        self.kernels = self.of_keys(kernels)
-
-    def of_keys(self, channels: Tensor) -> Complex[Tensor, "..."]:
-        """Transforms channels at the keys' positions."""
-        transform = torch.fft.rfftn(channels.double(), self.lengths, self.dims)
-        return transform.movedim(-1, self.dims[0]).contiguous()
-
-    def of_queries(self, values: Tensor) -> Complex[Tensor, "..."]:
-        """Transforms values at the queries' positions."""
-        spread = values.new_zeros(*values.shape[: self.dims[0]], *self.lengths)
-        spread[(..., *self.queries)] = values
-        return self.of_keys(spread)
-
-    def at_queries(self, transform: Tensor) -> Float[Tensor, "..."]:
-        """Transforms back, to the queries' positions."""
-        return self.back(transform, self.queries)
-
-    def back(self, transform: Tensor, wanted: Sequence[slice]) -> Float[Tensor, "..."]:
-        """Transforms back, to the wanted positions along each axis."""
-        *others, last = wanted
-        if others:
-            halfway = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)]
-            transform = halfway.movedim(self.dims[0], -1)
-        return torch.fft.irfft(transform.contiguous(), self.lengths[-1])[..., last]
+    dims = tuple(range(-len(lengths), 0))
+    transform = torch.fft.rfftn(channels.double(), lengths, dims)
+    return transform.movedim(-1, dims[0]).contiguous()
 
 
-def _query_slices(axes: Sequence[Axis]) -> list[slice]:
-    """Returns where the queries stand along each axis."""
-    queries = [axis.queries for axis in axes]
-    return [slice(along.start, along.stop, along.step) for along in queries]
+def _at_queries(
+    transform: Tensor, lengths: Sequence[int], axes: Sequence[Axis]
+) -> Float[Tensor, "..."]:
+    """Transforms back, to the queries' positions."""
+    *others, last = query_slices(axes)
+    if others:
+        dims = tuple(range(1 - len(axes), 0))
+        halfway = torch.fft.ifftn(transform, dim=dims)[(..., *others)]
+        transform = halfway.movedim(-len(axes), -1)
+    return torch.fft.irfft(transform.contiguous(), lengths[-1])[..., last]
 
 
-def _at_once(
-    axes: Sequence[Axis],
-    groups: int,
-    pixels: Tensor,
-    maps: Tensor,
-    kernels: Tensor,
-    factors: Tensor,
-) -> Tensor:
-    """Filters all channels by all kernels at once, so that torch can differentiate further."""
-    transforms = _Transforms(kernels, axes)
-    keys = transforms.of_keys(pixels)[:, None]
-    filtered = transforms.at_queries(keys * transforms.kernels.conj()[:, None])
-    means = (filtered * factors[:, None]).to(pixels.dtype)
-    return combine_heads(means, maps, groups)
-
-
-class _Part(NamedTuple):
-    """What is transformed together: on a CPU channels of one image by one head, which stay in the cache."""
-
-    images: slice
-    groups: slice
-    channels: slice
-    heads: list[slice]
-
-
-def _parts(blocks: Tensor, heads: int, lengths: torch.Size) -> Iterator[_Part]:
-    """Cuts a call into images, groups with all their channels or channels of one group, and heads."""
-    batch, groups, channels = blocks.shape[:3]
-    one = 8 * lengths.numel()
-    together = 1
-    room = _CHANNEL_BYTES
-    images = 1
-    if is_accelerator(blocks.device):
-        # real and transformed numbers of every head
-        room = piece_bytes(blocks.device)
-        together = heads
-        one *= 3 * (1 + heads)
-        images = max(1, room // (one * groups * channels))
-    most = max(2, room // one)
-    whole = max(1, most // channels)  # groups that are computed together
-    by_heads = chunks(heads, together)
-    for some in chunks(batch, images):
-        for group in chunks(groups, whole):
-            for channel in chunks(channels, most):
-                yield _Part(some, group, channel, by_heads)
-
-
-class _Filter(torch.autograd.Function):
-    """Filtering by transforms; nothing of size heads × N is kept for the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        pixels: Tensor,
-        maps: Tensor,
-        kernels: Tensor,
-        factors: Tensor,
-        axes: tuple[Axis, ...],
-        groups: int,
-    ) -> Tensor:
-        ctx.save_for_backward(pixels, maps, kernels, factors)
-        ctx.axes, ctx.groups = axes, groups
-        transforms = _Transforms(kernels, axes)
-        sizes = factors.shape[1:]
-        conjugates = _by_head(transforms.kernels.conj())
-        of_heads = _by_head(factors)
-        x = pixels.unflatten(1, (groups, -1))
-        blocks = maps.unflatten(1, (groups, -1))
-        y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for part in _parts(x, len(maps), transforms.lengths):
-            keys = transforms.of_keys(x[part.images, part.groups, part.channels])
-            mixed = pixels.new_empty(len(maps), *keys.shape[:3], *sizes)
-            for some in part.heads:
-                means = transforms.at_queries(keys * conjugates[some])
-                torch.mul(means, of_heads[some], out=mixed[some])
-            matrices = blocks[:, part.groups, :, part.channels]
-            y[part.images, part.groups] += einsum(matrices, mixed.flatten(4), _FORWARD)
-        return y.view(len(pixels), maps.shape[1], *sizes)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        axes = ctx.axes
-        groups = ctx.groups
-        inputs = ctx.saved_tensors
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_at_once, axes, groups)
-            wanted = ctx.needs_input_grad[:4]
-            return *backward_to_differentiate(compute, inputs, wanted, gradient), None, None
-        pixels, maps, kernels, factors = inputs
-        transforms = _Transforms(kernels, axes)
-        sizes = factors.shape[1:]
-        own_kernels = _by_head(transforms.kernels)
-        of_heads = _by_head(factors)
-        by_pixels = torch.empty_like(pixels)
-        by_maps = torch.zeros_like(maps)
-        by_factors = torch.zeros_like(factors)
-        by_kernels = torch.zeros_like(transforms.kernels)
-        x = pixels.unflatten(1, (groups, -1))
-        by_x = by_pixels.unflatten(1, (groups, -1))
-        blocks = maps.unflatten(1, (groups, -1))
-        by_blocks = by_maps.unflatten(1, (groups, -1))
-        upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for part in _parts(x, len(maps), transforms.lengths):
-            by_y = upstream[part.images, part.groups]
-            keys = transforms.of_keys(x[part.images, part.groups, part.channels])
-            by_keys = torch.zeros_like(keys)
-            mixed = pixels.new_empty(len(maps), *keys.shape[:3], *sizes)
-            matrices = blocks[:, part.groups, :, part.channels]
-            by_mixed = einsum(matrices, by_y, _BY_MIXED).view_as(mixed)
-            for some in part.heads:
-                means = transforms.at_queries(keys * own_kernels[some].conj())
-                by_means = by_mixed[some].double()
-                torch.mul(means, of_heads[some], out=mixed[some])
-                by_factors[some] += (means * by_means).sum((1, 2, 3))
-                spread = transforms.of_queries(by_means * of_heads[some])
-                by_kernels[some] += (spread.conj() * keys).sum((1, 2, 3))
-                by_keys += spread.mul_(own_kernels[some]).sum(0)
-            by_matrices = einsum(by_y, mixed.flatten(4), _BY_MAPS)
-            by_blocks[:, part.groups, :, part.channels] += by_matrices
-            back = transforms.back(by_keys, transforms.keys)
-            by_x[part.images, part.groups, part.channels] = back
-        every = [slice(None)] * len(axes)
-        return by_pixels, by_maps, transforms.back(by_kernels, every), by_factors, None, None
-
-
-def _by_head(numbers: Tensor) -> Tensor:
-    """Views numbers of each head beside images, groups and channels."""
-    return numbers[:, None, None, None]
-
-
-_FORWARD = "heads groups outputs channels, heads images groups channels queries -> images groups outputs queries"
-_BY_MIXED = "heads groups outputs channels, images groups outputs queries -> heads images groups channels queries"
-_BY_MAPS = "images groups outputs queries, heads images groups channels queries -> heads groups outputs channels"
+def _sizes_at_a_time(
+    images: Float[Tensor, "batch groups channels *spatial"], heads: int, lengths: torch.Size
+) -> tuple[int, int, int]:
+    """Returns how many images, groups with all their channels, and channels of one group are transformed at a time."""
+    _, groups, channels = images.shape[:3]
+    one = 24 * (1 + heads) * lengths.numel()  # real and transformed numbers of every head
+    if not is_accelerator(images.device):
+        most = max(2, _CHANNEL_BYTES // one)
+        return 1, max(1, most // channels), most
+    most = max(1, piece_bytes(images.device) // one)
+    return max(1, most // (groups * channels)), max(1, most // channels), most
 
 
 _NOISE = 8
@@ -267,11 +159,6 @@ class Filters(NamedTuple):
     kernels: Float[Tensor, "heads *lengths"]
     reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
     weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
-
-    @property
-    def weak_share(self) -> float:
-        """Share of queries, over all heads, that are computed by the definition."""
-        return self.weak.double().mean().item()
 
 
 def fourier_filters(
@@ -348,22 +235,23 @@ def fourier_attention(
                 continue
             scores = filters.scores[head]
             parts = queries.split(at_once)
-            compute = _attend
-            if len(parts) > 1 and not needs_own_operations(pixels, scores):
-                compute = partial(
-                    checkpoint, _attend, use_reentrant=False, preserve_rng_state=False
-                )
-            exact = [compute(scores, axes, some, pixels) for some in parts]
+            again = len(parts) > 1 and not needs_own_operations(pixels, scores)
+            exact = []
+            for some in parts:
+                compute = partial(_attend, axes, some)
+                if again:
+                    compute = computed_again(compute)
+                exact.append(compute(scores, pixels))
             means = torch.cat(exact, dim=2)[:, None]
             y = y.index_add(2, queries, combine_heads(means, matrices[head, None], groups))
     return y.unflatten(2, sizes).to(keys.dtype)
 
 
 def _attend(
-    scores: Tensor, axes: Sequence[Axis], queries: Tensor, pixels: Tensor
+    axes: Sequence[Axis], queries: Tensor, scores: Tensor, pixels: Tensor
 ) -> Float[Tensor, "batch channels queries"]:
     """Takes one head's means at some queries, by the definition."""
-    own = scores.flatten()[displacement_places(axes, queries)]
+    own = scores.flatten()[displacement_places(axes, queries, scores.device)]
     weights = normal_weights(own).to(pixels.dtype)
     pattern = "queries keys, batch channels keys -> batch channels queries"
     return einsum(weights, pixels.flatten(2), pattern)
@@ -387,7 +275,7 @@ def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queri
     dims = tuple(range(1, kernels.ndim))
     ones = kernels.new_ones(1, *(axis.keys for axis in axes))
     product = torch.fft.rfftn(ones, lengths, dims) * torch.fft.rfftn(kernels, dim=dims).conj()
-    return torch.fft.irfftn(product, lengths, dims)[(..., *_query_slices(axes))]
+    return torch.fft.irfftn(product, lengths, dims)[(..., *query_slices(axes))]
 
 
 def _survey(
@@ -425,13 +313,12 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
 
 def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
     """Returns lengths at which no key and query meet at a wrong displacement."""
-    return [_length(axis, part) for axis, part in zip(axes, cut, strict=True)]
-
-
-def _length(axis: Axis, part: slice) -> int:
-    low = axis.lowest + part.start
-    high = axis.lowest + part.stop - 1
-    return quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)
+    lengths = []
+    for axis, part in zip(axes, cut, strict=True):
+        before = axis.highest - axis.lowest - part.start
+        most = max(before, part.stop - 1, axis.keys - 1)
+        lengths.append(quick_length(most + 1))
+    return lengths
 
 
 @final

@@ -7,16 +7,14 @@ On a GPU the kernel wants the numbers of each query, key and value side by side,
 mask that learns is taken by one of its roads, some images at a time where it differs between images.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from math import prod
-from typing import Any, NamedTuple, final
+from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,26 +28,32 @@ from convattn.functional.reference import (
 )
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
+    KEPT_BYTES,
     at_least_float32,
-    backward_to_differentiate,
+    chunks,
+    computed_again,
     is_accelerator,
     missing_channels,
     needs_own_operations,
+    piece_bytes,
 )
-from convattn.functional.workspace import KEPT_BYTES, chunks, piece_bytes
 from convattn.grid import Axis
 
 _COPIES = 4
 """Tensors of the size of all scores of an image that are in memory with a mask of its own on a GPU."""
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class Mask(ABC):
-    """Scores s_h(δ) + q·r_δ to add to those of content, for some queries at a time; one of the terms may be missing."""
+class Mask:
+    """Scores s_h(δ) + q·r_δ to add to those of content, for some queries at a time; one of the terms may be missing.
+
+    Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
+    """
 
     axes: Sequence[Axis]
-    own: tuple[Tensor, ...]  # what scores s_h are looked up in
-    features: tuple[Float[Tensor, "heads_or_one _ width"], ...]  # r of displacements
+    own: Sequence[Float[Tensor, "heads _"]]  # s of displacements
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]]  # r of displacements
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -61,77 +65,35 @@ class Mask(ABC):
         """How many products with each query are in memory beside the scores; with 0 queries play no part."""
         return sum(table.shape[1] for table in self.features)
 
-    def split(self, tables: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Splits tensors like `tables` into those like `own` and those like `features`."""
-        return tables[: len(self.own)], tables[len(self.own) :]
-
-    @abstractmethod
     def scores(
         self, some: slice, query: Float[Tensor, "images heads queries width"], *tables: Tensor
     ) -> Float[Tensor, "images_or_one heads queries keys"]:
-        """Returns the scores of every key and of those queries which the slice is."""
-
-    def backward(
-        self,
-        some: slice,
-        query: Tensor,
-        tables: Sequence[Tensor],
-        needed: Sequence[bool],
-        upstream: Tensor,
-    ) -> list[Tensor | None]:
-        """Returns the gradients of some queries and the tables; `needed` tells of query, key, value and tables."""
-        wanted = (needed[0] and self.numbers > 0, *needed[3:])
-        if not any(wanted):
-            return [None] * len(wanted)
-        scores = partial(self.scores, some)
-        return backward_to_differentiate(scores, (query, *tables), wanted, upstream)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class SumOfAxes(Mask):
-    """A sum over axes, on a CPU: scores are looked up in (heads, queries, keys) of each, features by displacement."""
-
-    places: Sequence[Int[Tensor, "queries keys"]]
-
-    def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
-        """Adds up what each axis gives."""
-        own, features = self.split(tables)
-        sizes = [len(axis.queries) for axis in self.axes]
-        numbers = torch.arange(prod(sizes), device=query.device)[some]
-        total = query.new_zeros(*query.shape[:3], 1)
-        for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
-            row = query.new_zeros(())
-            if own:
-                row = own[axis].index_select(1, along)[None]
-            if features:
-                row = row + _looked_up(query, features[axis], self.places[axis][along])
-            total = (total[..., None] + row[..., None, :]).flatten(-2)
-        return total
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class OfAllDisplacements(Mask):
-    """Scores and features in tables of all displacements, flattened."""
-
-    def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
-        """Looks them up by displacement; on a GPU in windows of the tables, without index tensors."""
-        own, features = self.split(tables)
+        """Returns the scores of every key and of those queries which the slice is, looked up in the tables."""
+        own = tables[: len(self.own)]
+        features = tables[len(self.own) :]
         if is_accelerator(query.device):
             assert some == slice(None)
             return self._windows(query, own, features)
-        queries = prod([len(axis.queries) for axis in self.axes])
-        numbers = torch.arange(queries, device=query.device)[some]
-        places = displacement_places(self.axes, numbers)
-        total = query.new_zeros(*query.shape[:3], places.shape[1])
-        for table in own:
-            total = total + table[:, places]
-        for table in features:
-            total = total + _looked_up(query, table, places)
+        parts: Sequence[Sequence[Axis]] = [self.axes]
+        queries: Sequence[slice | Tensor] = [some]
+        if max(len(own), len(features)) > 1:
+            parts = [(axis,) for axis in self.axes]
+            sizes = [len(axis.queries) for axis in self.axes]
+            numbers = torch.arange(prod(sizes), device=query.device)
+            queries = torch.unravel_index(numbers[some], sizes)
+        total = query.new_zeros(*query.shape[:3], 1)
+        for number, (axes, along) in enumerate(zip(parts, queries, strict=True)):
+            places = displacement_places(axes, along, query.device)
+            row = query.new_zeros(())
+            if own:
+                row = own[number].index_select(1, places.flatten()).unflatten(1, places.shape)[None]
+            if features:
+                row = row + _looked_up(query, features[number], places)
+            total = (total[..., None] + row[..., None, :]).flatten(-2)
         return total
 
     def _windows(self, query: Tensor, own: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        """Looks scores of all displacements up in windows of the tables, without index tensors."""
         spans = [axis.span for axis in self.axes]
         total = query.new_zeros(())
         for table in own:
@@ -139,22 +101,6 @@ class OfAllDisplacements(Mask):
         for table in features:
             total = total + windows_of_queries(query @ table.mT, self.axes)
         return total
-
-
-def displacement_mask(
-    axes: Sequence[Axis],
-    scores: Sequence[Float[Tensor, "heads _"]],
-    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
-) -> Mask:
-    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing.
-
-    Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
-    """
-    if max(len(scores), len(features)) < len(axes) or len(axes) == 1:
-        return OfAllDisplacements(axes, tuple(scores), tuple(features))
-    places = [axis.index((*scores, *features)[0].device) for axis in axes]
-    windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
-    return SumOfAxes(axes, tuple(windows), tuple(features), places)
 
 
 def _looked_up(
@@ -208,13 +154,10 @@ def fused_attention(
     wide = at_least_float32(query.dtype)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = query if scale == 1 else query * scale
+    inputs = (query, key, value, *tables)
     if own_operations:
-        y = _explicit(mask, dropout, query, key, value, *tables)
-    else:
-        weights = query.shape[:3].numel() * key.shape[2] * query.element_size()
-        keeps = torch.is_grad_enabled() and weights <= KEPT_BYTES
-        y = _InPieces.apply(mask, _Dropout.draw(dropout), keeps, query, key, value, *tables)
-    return y.to(given)
+        return _explicit(mask, dropout, slice(None), *inputs).to(given)
+    return _in_pieces(mask, dropout, *inputs).to(given)
 
 
 def _by_kernel(
@@ -228,9 +171,9 @@ def _by_kernel(
         scores = query.shape[1:3].numel() * key.shape[2] * 4
         images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
         pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
-    compute = partial(_of_kernel, dropout=dropout)
+    compute = partial(_of_kernel, scale, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
-        compute = _Fused.apply
+        compute = computed_again(partial(_of_kernel, scale), partial(_by_definition, scale))
     means = []
     for own in pieces:
         inputs = _fitting_widths(*own)
@@ -239,7 +182,7 @@ def _by_kernel(
             scaled = own[0].to(wide) * scale
             scores = mask.scores(slice(None), scaled, *mask.tables)
             inputs.append(scores.to(query.dtype))
-        means.append(compute(scale, *inputs))
+        means.append(compute(*inputs))
     y = means[0]
     if len(means) > 1:
         y = torch.cat(means)
@@ -293,167 +236,45 @@ def _by_definition(
     return _mixed(attention_weights(scores).to(value.dtype), value)
 
 
-class _Fused(torch.autograd.Function):
-    """The kernel, whose gradient can be differentiated again."""
+def _in_pieces(
+    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
+) -> Float[Tensor, "images heads queries inner"]:
+    """Computes by weights of as many images, or queries of one image, as fit the memory.
 
-    @staticmethod
-    def forward(ctx: Any, scale: float, *inputs: Tensor) -> Tensor:
-        leaves, y = _with_graph(scale, inputs)
-        # y brings its own graph along, which goes when the tensors saved here go
-        ctx.save_for_backward(*inputs, *leaves, y)
-        ctx.scale = scale
-        return y.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        *saved, y = ctx.saved_tensors
-        inputs = saved[: len(saved) // 2]
-        leaves = saved[len(saved) // 2 :]
-        needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_by_definition, ctx.scale)
-            return None, *backward_to_differentiate(compute, inputs, needed, gradient)
-        if y.grad_fn is None:  # a hook for saved tensors, as of a checkpoint, took the graph away
-            leaves, y = _with_graph(ctx.scale, inputs, needed)
-        learning = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(y, learning, gradient, retain_graph=True))
-        return None, *(next(found) if need else None for need in needed)
-
-
-def _with_graph(
-    scale: float, inputs: Sequence[Tensor], needed: Sequence[bool] | None = None
-) -> tuple[list[Tensor], Tensor]:
-    """Computes by the kernel, with a graph from copies of the inputs that share their memory."""
-    if needed is None:
-        needed = [tensor.requires_grad for tensor in inputs]
-    leaves = []
-    for tensor, need in zip(inputs, needed, strict=True):
-        leaves.append(tensor.detach().requires_grad_(need))
-    with torch.enable_grad():
-        return leaves, _of_kernel(scale, *leaves)
-
-
-class _Dropout(NamedTuple):
-    """Which weights are dropped, drawn anew for each piece from a seed, so that a gradient sees the same ones."""
-
-    probability: float
-    seed: int
-
-    @classmethod
-    def draw(cls, probability: float) -> "_Dropout | None":
-        """Draws a seed from torch's random numbers; None if nothing is dropped."""
-        if not probability:
-            return None
-        return cls(probability, int(torch.randint(1 << 62, (), device="cpu")))
-
-    def factors(self, piece: int, weights: Tensor) -> Tensor:
-        """Returns 0 or 1/(1 − p) for each weight of a piece."""
-        generator = torch.Generator().manual_seed(self.seed + piece)
-        kept = torch.empty_like(weights).bernoulli_(1 - self.probability, generator=generator)
-        return kept.div_(1 - self.probability)
-
-
-class _InPieces(torch.autograd.Function):
-    """Attention by explicit weights of some queries at a time, kept or computed again for the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mask: Mask | None, dropout: _Dropout | None, keeps: bool, *inputs: Tensor
-    ) -> Tensor:
-        query, _, value, *_ = inputs
-        y = query.new_empty(*query.shape[:3], value.shape[-1])
-        kept = []
-        for number, (some, places) in enumerate(_pieces(mask, inputs)):
-            parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
-            weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
-            if keeps:
-                kept.append(weights)
-            if dropout is not None:
-                weights = weights * dropout.factors(number, weights)
-            y[places[0]] = _mixed(weights, parts[2])
-        ctx.mask, ctx.dropout = mask, dropout
-        ctx.save_for_backward(*inputs, *kept)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask = ctx.mask
-        saved = ctx.saved_tensors
-        needed = ctx.needs_input_grad[3:]
-        dropout: _Dropout | None = ctx.dropout
-        inputs = saved[: len(needed)]
-        kept = saved[len(needed) :]
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_all_pieces, mask, dropout)
-            found = backward_to_differentiate(compute, inputs, needed, gradient)
-            return None, None, None, *found
-        sums = [torch.zeros_like(tensor) for tensor in inputs]
-        for number, (some, places) in enumerate(_pieces(mask, inputs)):
-            parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
-            query, key, value, *tables = parts
-            weights = kept[number] if kept else _weights(mask, some, query, key, *tables)
-            upstream = gradient[places[0]]
-            by_scores = _by_weights(upstream, value)
-            seen_weights = weights
-            if dropout is not None:
-                factors = dropout.factors(number, weights)
-                by_scores *= factors
-                seen_weights = weights * factors
-            # the softmax's gradient, exactly 0 where weights are exactly 0 and 1
-            by_scores *= weights
-            by_scores.addcmul_(weights, by_scores.sum(-1, keepdim=True), value=-1)
-            # of narrow queries and keys these products take a quarter of the time of by_scores @ key
-            by_query = (key.mT @ by_scores.mT).mT
-            by_key = (query.mT @ by_scores).mT
-            found = [by_query, by_key, _by_value(seen_weights, upstream, value)]
-            if mask is not None:
-                seen, *by_tables = mask.backward(some, query, tables, needed, by_scores)
-                found += by_tables
-                if seen is not None:
-                    found[0] += seen
-            for total, place, own in zip(sums, places, found, strict=True):
-                if own is not None:
-                    total[place] += own
-        return None, None, None, *sums
-
-
-def _pieces(mask: Mask | None, inputs: Sequence[Tensor]) -> Iterator[tuple[slice, list[Any]]]:
-    """Cuts a call into as many images, or queries of one image, as fit the memory.
-
-    Yields the queries, and where they, their keys, their values and all tables are in the inputs.
+    The gradient computes them again if they are many.
     """
-    query, key, _, *tables = inputs
     heads, queries = query.shape[1:3]
-    numbers = 2 * key.shape[2]
+    keys = key.shape[2]
+    keeps = query.shape[:3].numel() * keys * query.element_size() <= KEPT_BYTES
+    numbers = 2 * keys
     if mask is not None:
         numbers += mask.numbers
     rows = max(1, piece_bytes(query.device) // max(1, heads * numbers * query.element_size()))
     at_once = max(1, rows // max(1, queries))
-    for images, some in product(chunks(len(query), at_once), chunks(queries, rows)):
-        yield some, [(images, slice(None), some), images, images, *[...] * len(tables)]
-
-
-def _all_pieces(
-    mask: Mask | None, dropout: _Dropout | None, *inputs: Tensor
-) -> Float[Tensor, "images heads queries inner"]:
-    """Computes what `_InPieces` does, in operations that torch can differentiate."""
-    if dropout is None:
-        return _explicit(mask, 0.0, *inputs)
-    query, _, value, *_ = inputs
-    y = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for number, (some, places) in enumerate(_pieces(mask, inputs)):
-        parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
-        weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
-        dropped = weights * dropout.factors(number, weights)
-        y[places[0]] = _mixed(dropped, parts[2])
-    return y
+    means = []
+    for images in zip(query.split(at_once), key.split(at_once), value.split(at_once), strict=True):
+        own, *others = images
+        parts = []
+        for some, part in zip(chunks(queries, rows), own.split(rows, dim=2), strict=True):
+            compute = partial(_explicit, mask, dropout, some)
+            if not keeps:
+                compute = computed_again(compute)
+            parts.append(compute(part, *others, *tables))
+        means.append(torch.cat(parts, dim=2))
+    return torch.cat(means)
 
 
 def _explicit(
-    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
+    mask: Mask | None,
+    dropout: float,
+    some: slice,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by all weights at once."""
-    weights = _weights(mask, slice(None), query, key, *tables)
+    """Computes by the weights of those queries which the slice is."""
+    weights = _weights(mask, some, query, key, *tables)
     return _mixed(functional.dropout(weights, dropout, training=dropout > 0), value)
 
 
@@ -465,11 +286,9 @@ def _weights(
         scores = query @ key.mT
     else:
         added = mask.scores(some, query, *tables)
-        add = torch.baddbmm if needs_own_operations(query, key, added) else Tensor.baddbmm_
-        sums = add(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
+        sums = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
         scores = sums.unflatten(0, added.shape[:2])
-    in_place = not (torch.is_grad_enabled() or needs_own_operations(scores))
-    return normal_weights(scores, in_place=in_place)
+    return normal_weights(scores)
 
 
 def _mixed(
@@ -479,21 +298,3 @@ def _mixed(
     if value.shape[1] > 1:
         return weights @ value
     return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
-
-
-def _by_value(
-    weights: Float[Tensor, "images heads queries keys"], upstream: Tensor, value: Tensor
-) -> Float[Tensor, "images heads_or_one keys inner"]:
-    """Returns the gradient of `_mixed` with respect to the values."""
-    if value.shape[1] > 1:
-        return weights.mT @ upstream
-    return (weights.flatten(1, 2).mT @ upstream.flatten(1, 2))[:, None]
-
-
-def _by_weights(
-    upstream: Float[Tensor, "images heads queries inner"], value: Tensor
-) -> Float[Tensor, "images heads queries keys"]:
-    """Returns the gradient of `_mixed` with respect to the weights."""
-    if value.shape[1] > 1:
-        return upstream @ value.mT
-    return (upstream.flatten(1, 2) @ value[:, 0].mT).unflatten(1, upstream.shape[1:3])

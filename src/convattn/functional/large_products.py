@@ -1,16 +1,17 @@
-"""All heads in a few large products: on a GPU, where each kernel costs a start, and large products run at full speed.
+"""All heads in a few large products: on a GPU, where each kernel costs a start, and in 16 bits, multiplied in blocks.
 
     rows, a query and a head each    (queries · heads, keys)    the same for every image
     times pixels, channels last   →  (images, queries, heads · channels)
     times all W_h, side by side   →  (images, queries, outputs)
 
 Nothing is moved between the two products, and the gradient of the weights is a product, too. Where attention is left as
-a product over axes, each axis has a product of its own (`attend_by_axis`).
+a product over axes, all heads attend along the rows in one product, then along the columns. Images that do not fit the
+memory, on a CPU the cache, go through in parts, and are computed again for the gradient.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -18,16 +19,21 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.reference import attend_by_axis
 from convattn.functional.torch_modes import (
+    at_least_float32,
     backward_to_differentiate,
+    computed_again,
+    is_accelerator,
     needs_own_operations,
+    piece_bytes,
     product_dtype,
     without_autocast,
 )
-from convattn.functional.workspace import piece_bytes
+
+_ALIGNED = 32
+"""On a CPU, images times channels is a multiple of this: other products take up to three times as long (oneDNN)."""
 
 
 def attention_by_products(
@@ -38,26 +44,46 @@ def attention_by_products(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `separable_attention`, in the dtype of products; one axis of weights may hold all pixels."""
     dtype = product_dtype(keys)
+    maps = maps.to(at_least_float32(dtype))  # in which gradients of parts are summed
     inputs = (keys.to(dtype), maps, *weights)
     compute = partial(_compute, groups)
     pixels = max(prod(keys.shape[2:]), prod(weight.shape[1] for weight in weights))
     means = len(maps) * keys.shape[1] * pixels * dtype.itemsize
     images = max(1, piece_bytes(keys.device) // max(1, means))
+    if not is_accelerator(keys.device):
+        aligned = _ALIGNED // gcd(_ALIGNED, keys.shape[1])
+        images = max(1, images // aligned) * aligned
     with without_autocast(keys.device):
         whole = torch.compiler.is_compiling() or needs_own_operations(*inputs)
         if whole or len(keys) <= images:
             return compute(*inputs)
-        parts = []
-        for part in inputs[0].split(images):
-            again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
-            parts.append(again(part, *inputs[1:]))
-        return torch.cat(parts)
+        again = computed_again(compute)
+        return torch.cat([again(part, *inputs[1:]) for part in inputs[0].split(images)])
 
 
-def _compute(groups: int, keys: Tensor, maps: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
-    if others:
-        narrow = [own.to(keys.dtype) for own in (weight, *others)]
+def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+    if len(weights) == 1:
+        return _of_all_pairs(groups, keys, maps, *weights)
+    narrow = [weight.to(keys.dtype) for weight in weights]
+    if len(weights) > 2 or groups > 1:
         return attend_by_axis(narrow, keys, maps.to(keys.dtype), groups)
+    rows, cols = narrow
+    heads, queries, _ = rows.shape
+    images, channels = keys.shape[:2]
+    pixels = rearrange(keys, "images channels rows cols -> cols rows (images channels)")
+    by_rows = torch.bmm(rows.flatten(0, 1).expand(len(pixels), -1, -1), pixels)
+    by_head = rearrange(
+        by_rows, "cols (heads queries) inner -> heads cols (queries inner)", heads=heads
+    )
+    by_cols = torch.bmm(cols, by_head)
+    pattern = "heads cols (rows_images channels) -> (cols rows_images) (heads channels)"
+    means = rearrange(by_cols, pattern, channels=channels)
+    matrix = _side_by_side(maps, keys.dtype)
+    y = functional.linear(means, matrix)
+    return y.view(cols.shape[1], queries, images, len(matrix)).permute(2, 3, 1, 0)
+
+
+def _of_all_pairs(groups: int, keys: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
     rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
     pixels = keys.flatten(2).mT
     if torch.compiler.is_compiling() or needs_own_operations(rows, pixels):
@@ -66,8 +92,8 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, weight: Tensor, *others: T
         mixed = _Rows.apply(rows, pixels)
     queries = weight.shape[1]
     if groups == 1:
-        matrix = _laid_out(maps.transpose(0, 1), keys.dtype).flatten(1)
-        return functional.linear(mixed.view(len(keys), queries, -1), matrix).mT
+        by_query = mixed.unflatten(1, (queries, -1)).flatten(2)
+        return functional.linear(by_query, _side_by_side(maps, keys.dtype)).mT
     pattern = "batch (queries heads) (groups channels) -> groups (batch queries) (heads channels)"
     by_group = rearrange(mixed, pattern, queries=queries, groups=groups)
     matrices = rearrange(
@@ -75,6 +101,10 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, weight: Tensor, *others: T
     )
     pattern = "groups (batch queries) outputs -> batch (groups outputs) queries"
     return rearrange(by_group @ matrices.to(keys.dtype), pattern, queries=queries)
+
+
+def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
+    return _laid_out(maps.transpose(0, 1), dtype).flatten(1)
 
 
 def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:

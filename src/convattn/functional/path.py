@@ -7,18 +7,16 @@ Heads are assumed to see many pixels: those that see few take fewer operations.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
-from convattn.functional.reference import HeadMaps, add_bias, pad_keys
-from convattn.functional.torch_modes import is_accelerator
-from convattn.functional.workspace import KEPT_BYTES, piece_bytes
+from convattn.functional.reference import ContentTerms, HeadMaps, add_bias, pad_keys
+from convattn.functional.torch_modes import KEPT_BYTES, is_accelerator, piece_bytes
 from convattn.grid import Axis, Geometry
 
 REQUESTED = "requested"
@@ -184,43 +182,6 @@ class CallSizes:
         softmax = 5 * self.batch * self.weights(by_axis=False)
         means = self.mixing(self.channels, by_axis=False)
         return 2 * self.heads * (products + position) + softmax + means + self.maps
-
-
-@runtime_checkable
-class ContentTerms(Protocol):
-    """The terms of a score that depend on the images; a layer holds their parameters."""
-
-    key_width: int  # width of queries and keys
-    uses_position: bool  # whether there is a content–position term q·Ŵr_δ
-    position: (
-        Tensor | None
-    )  # Ŵ, (heads, key_width, features), or None if features are used as they are
-    content_bias: Tensor | None  # u, (heads, key_width), or None
-
-    def __call__(
-        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
-    ) -> Float[Tensor, "images heads queries_flat keys_flat"]:
-        """Scores every query and key of every image in at least float32, without the encoding's own score."""
-        ...
-
-    def project(
-        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
-    ) -> tuple[
-        Float[Tensor, "images heads queries_flat width"],
-        Float[Tensor, "images heads keys_flat width"],
-    ]:
-        """Returns queries and keys of every image."""
-        ...
-
-    def features(
-        self, axes: Sequence[Axis], encoding: Encoding, like: Tensor, *, by_axis: bool
-    ) -> list[Float[Tensor, "heads_or_one _ width"]]:
-        """Returns Ŵr_δ of displacements along each axis or of all; nothing without a content–position term."""
-        ...
-
-    def largest_queries(self) -> Float[Tensor, "heads width"]:
-        """Bounds the absolute values of queries of images of absolute value ≤ 1, in float64."""
-        ...
 
 
 @dataclass(frozen=True)

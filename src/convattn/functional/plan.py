@@ -32,13 +32,7 @@ from convattn.functional.fourier import FourierPath, fourier_filters, padded_pix
 from convattn.functional.path import REQUESTED, CallSizes, Heads, Path
 from convattn.functional.reference import join_axes, position_weights
 from convattn.functional.separable import SeparablePath, values_come_first
-from convattn.functional.shift import (
-    ShiftPath,
-    WindowPath,
-    find_shifts,
-    fixed_shifts,
-    window_convolution,
-)
+from convattn.functional.shift import ShiftPath, find_shifts, fixed_shifts
 from convattn.functional.torch_modes import can_be_read, is_accelerator, without_autocast
 
 _SLOW_TRANSFORMS = 8.0
@@ -54,6 +48,10 @@ _HARD = 1 / 8
 
 _WEAK = 1 / 2
 """Largest share of queries computed exactly beside transforms; with more, all queries are."""
+
+_JOINED = 64
+"""Most keys of an image whose axes are joined in 16 bits on a CPU: one large product is then quicker than many small
+ones (a step with 8 x 8 pixels in bfloat16 takes half the time on one core with AMX, with 16 x 16 as long)."""
 
 _SURVEY = 40
 """Kernels by head with which transforms are prepared and their values read."""
@@ -147,9 +145,6 @@ def _by_position(sizes: CallSizes, heads: Heads, way: object) -> Path:
         reason = "each head looks at one displacement: a convolution"
         if way is ShiftPath:
             reason = REQUESTED
-        window = window_convolution(sizes.geometry)
-        if window is not None and window.displacements == displacements:
-            return WindowPath(reason=reason, sizes=sizes, window=window)
         shifts = fixed_shifts(displacements, sizes.axes)
         if way is ShiftPath or shifts.is_compact:
             return ShiftPath(reason=reason, sizes=sizes, shifts=shifts)
@@ -187,8 +182,11 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
 
 
 def _joins_axes(sizes: CallSizes) -> bool:
-    """Tells whether on a GPU products over all pairs take less time than one for each axis, whose means are moved."""
-    if not is_accelerator(sizes.device) or sizes.line is not None or not sizes.fits:
+    """Tells whether products over all pairs take less time than one for each axis, whose means are moved."""
+    if not is_accelerator(sizes.device):
+        narrow = sizes.product_dtype.itemsize < 4
+        return narrow and sizes.keys <= _JOINED and sizes.line is None
+    if sizes.line is not None or not sizes.fits:
         return False
     pairs = sizes.mixing(sizes.channels, by_axis=False)
     joined = sizes.seconds(3, pairs, 12 * sizes.weights(by_axis=False))
@@ -244,7 +242,7 @@ def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
         return _dense(table, sizes, reason)
     reason += sizes.waits
     filters = fourier_filters(table, sizes.axes, sizes.dtype)
-    weak = filters.weak_share
+    weak = filters.weak.double().mean().item()
     if weak > _WEAK:
         lost = f"transforms would lose digits at {weak:.0%} of the queries"
         return _dense(table, sizes, f"{lost}, so all are computed exactly")
@@ -276,7 +274,7 @@ def _long(
 
 def _hard(tables: Sequence[Tensor], sizes: CallSizes, way: object) -> Path | None:
     """Returns the convolution that heads are if each looks at one pixel; None if they are soft."""
-    most = torch.finfo(sizes.softmax_dtype).eps * _HARD
+    most = torch.finfo(tables[0].dtype).eps * _HARD
     readable = all(map(can_be_read, tables))
     shifts = find_shifts(tables, sizes.axes, most) if readable else None
     if shifts is None:

@@ -5,23 +5,22 @@ Written to be read, with all N × N weights in memory. Notation and signs follow
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.functional.torch_modes import at_least_float32, is_accelerator, needs_own_operations
+from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings.encoding import compute_parameters
+from convattn.functional.torch_modes import (
+    at_least_float32,
+    is_accelerator,
+    without_autocast,
+)
 from convattn.grid import Axis, Geometry
-
-_TORCH_MODES = {
-    "zeros": "constant",
-    "reflect": "reflect",
-    "replicate": "replicate",
-    "circular": "circular",
-}
 
 
 def pad_keys(
@@ -56,7 +55,8 @@ def pad_keys(
         for number, size in enumerate(x.shape[2:]):
             geometry.require_padding(number, size)
     flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
-    padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
+    mode = geometry.padding_mode.replace("zeros", "constant")
+    padded = functional.pad(x, flat, mode)
     for dim, (before, after) in enumerate(geometry.padding, start=2):
         padded = padded[
             (slice(None),) * dim + (slice(max(-before, 0), padded.shape[dim] + min(after, 0)),)
@@ -76,13 +76,13 @@ def query_pixels(
     Returns:
         The key image at the queries' positions.
     """
-    for dim, axis in enumerate(axes, start=2):
-        if axis.queries != range(axis.keys):
-            keys = keys[
-                (slice(None),) * dim
-                + (slice(axis.queries.start, axis.queries.stop, axis.queries.step),)
-            ]
-    return keys
+    return keys[(..., *query_slices(axes))]
+
+
+def query_slices(axes: Sequence[Axis]) -> list[slice]:
+    """Returns where the queries stand along each axis."""
+    queries = [axis.queries for axis in axes]
+    return [slice(along.start, along.stop, along.step) for along in queries]
 
 
 def dilate(
@@ -112,11 +112,7 @@ def displacement_scores(
     if is_accelerator(table.device):
         return _windows(table, axes)
     # on a CPU the gradient by numbers of places takes a quarter of the time of that by windows (32 x 32)
-    first, *others = axes
-    places = first.index(table.device)
-    for size, axis in zip(table.shape[2:], others, strict=True):
-        own = axis.index(table.device)[:, None]
-        places = (size * places[:, None, :, None] + own).flatten(2).flatten(0, 1)
+    places = displacement_places(axes, device=table.device)
     return table.flatten(1).index_select(1, places.flatten()).unflatten(1, places.shape)
 
 
@@ -168,26 +164,29 @@ def _windows_of_rows(
 
 
 def displacement_places(
-    axes: Sequence[Axis], queries: Int[Tensor, " queries"]
+    axes: Sequence[Axis],
+    some: slice | Int[Tensor, " queries"] = slice(None),
+    device: torch.device | None = None,
 ) -> Int[Tensor, "queries keys"]:
     """Returns where the displacements from some queries to every key are in a flattened table of all displacements.
 
     Args:
         axes: Queries and keys along each axis.
-        queries: Numbers of the queries, in row-major order.
+        some: Which queries, in row-major order.
+        device: Where the places are wanted.
 
     Returns:
         Places in the table of `Encoding.table`, flattened.
     """
-    sizes = [len(axis.queries) for axis in axes]
-    places = queries.new_zeros(len(queries), 1)
-    for axis, along in zip(axes, torch.unravel_index(queries, sizes), strict=True):
-        positions = axis.queries.start + axis.queries.step * along
-        keys = torch.arange(axis.keys, device=queries.device)
-        own = keys - positions[:, None, None] - axis.lowest
-        displacements = axis.span
-        places = (places[:, :, None] * displacements + own).flatten(1)
-    return places
+    # a place is a number of the key less one of the query
+    of_queries = of_keys = torch.zeros(1, dtype=torch.int64, device=device)
+    for axis in axes:
+        own = axis.queries
+        queries = torch.arange(own.start, own.stop, own.step, device=device) + axis.lowest
+        keys = torch.arange(axis.keys, device=device)
+        of_queries = (axis.span * of_queries[:, None] + queries).flatten()
+        of_keys = (axis.span * of_keys[:, None] + keys).flatten()
+    return of_keys - of_queries[some][:, None]
 
 
 def attention_weights(
@@ -228,14 +227,12 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    in_place = not (scores.requires_grad or needs_own_operations())
-    weights = normal_weights(scores, in_place=in_place)
-    least = torch.finfo(weights.dtype).tiny ** 0.5
-    return functional.threshold(weights, least, 0.0, in_place)
+    weights = normal_weights(scores)
+    return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
 
 
 def normal_weights(
-    scores: Float[Tensor, "*batch queries keys"], *, in_place: bool = False
+    scores: Float[Tensor, "*batch queries keys"],
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for what is below the root of the smallest normal number.
 
@@ -243,7 +240,6 @@ def normal_weights(
 
     Args:
         scores: Scores in at least float32.
-        in_place: Whether they may be overwritten; then there is no gradient.
 
     Returns:
         Weights that sum to one over the keys.
@@ -257,8 +253,7 @@ def normal_weights(
         return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     highest = scores.detach().amax(-1, keepdim=True)
-    lowered = scores.sub_(highest) if in_place else scores - highest
-    return torch.softmax(functional.threshold(lowered, least, -math.inf, in_place), dim=-1)
+    return torch.softmax(functional.threshold(scores - highest, least, -math.inf), dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
@@ -274,6 +269,67 @@ def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "h
     for weight in weights[1:]:
         whole = (whole[:, :, None, :, None] * weight[:, None, :, None, :]).flatten(3).flatten(1, 2)
     return whole
+
+
+@runtime_checkable
+class ContentTerms(Protocol):
+    """The parameters of the terms of a score that depend on the images."""
+
+    num_heads: int
+    key_width: int  # width of queries and keys
+    uses_position: bool  # whether there is a content–position term q·Ŵr_δ
+    query: nn.Linear  # W_q of all heads
+    key: nn.Linear  # W_k of all heads
+    position: Tensor | None  # Ŵ, (heads, key_width, features); None uses features as they are
+    content_bias: Tensor | None  # u, (heads, key_width), or None
+
+
+def queries_and_keys(
+    content: ContentTerms, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
+) -> tuple[
+    Float[Tensor, "images heads queries_flat width"], Float[Tensor, "images heads keys_flat width"]
+]:
+    """Returns queries W_q x and keys W_k x of every image; refuses hooks on what holds both, which is not called."""
+    compute_parameters(content)
+    both = []
+    for linear, pixels in ((content.query, query_pixels(keys, axes)), (content.key, keys)):
+        mapped = linear(pixels.flatten(2).mT)
+        both.append(mapped.unflatten(2, (content.num_heads, -1)).transpose(1, 2))
+    return both[0], both[1]
+
+
+def position_features(
+    content: ContentTerms, encoding: Encoding, axes: Sequence[Axis], like: Tensor, *, by_axis: bool
+) -> list[Float[Tensor, "heads_or_one _ width"]]:
+    """Returns Ŵr_δ of displacements along each axis or of all, in the dtype of a tensor; nothing without the term."""
+    if not content.uses_position:
+        return []
+    if by_axis:
+        assert isinstance(encoding, AxisAdditiveEncoding)
+        tables = encoding.axis_features(axes, like.dtype, like.device)
+    else:
+        tables = [encoding.grid_features(axes, like.dtype, like.device)]
+    if content.position is None:
+        return [table[None] for table in tables]
+    # torch.matmul would sum in another order without gradients
+    pattern = "heads width features, displacements features -> heads displacements width"
+    matrices = content.position.to(like.dtype)
+    return [einsum(matrices, table, pattern) for table in tables]
+
+
+def scores_of_images(
+    content: ContentTerms,
+    encoding: Encoding,
+    keys: Float[Tensor, "images channels *keys"],
+    axes: Sequence[Axis],
+) -> Float[Tensor, "images heads queries_flat keys_flat"]:
+    """Scores every query and key of every image in at least float32, without the encoding's own score."""
+    query, key = queries_and_keys(content, keys, axes)
+    with without_autocast(keys.device):
+        position = None
+        for table in position_features(content, encoding, axes, _widened(query), by_axis=False):
+            position = table[:, displacement_places(axes, device=keys.device)]
+        return content_scores(query, key, position, content.content_bias)
 
 
 def content_scores(
@@ -382,10 +438,8 @@ def attend(
     """
     pattern = "heads queries keys" if weights.ndim == 3 else "images heads queries keys"
     weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
-    pixels = rearrange(keys, "images channels ... -> images channels (...)")
-    mixed = einsum(
-        weights, pixels, f"{pattern}, images channels keys -> images heads channels queries"
-    )
+    pattern += ", images channels keys -> images heads channels queries"
+    mixed = einsum(weights, keys.flatten(2), pattern)
     return combine_heads(mixed, maps, groups)
 
 
@@ -407,17 +461,18 @@ class HeadMaps(NamedTuple):
         self, keys: Float[Tensor, "batch channels *spatial"]
     ) -> Float[Tensor, "batch heads keys inner"]:
         """Returns W_val x, or W_h x, at every key."""
-        split = "batch (groups channels) ... -> batch groups channels (...)"
-        pixels = rearrange(keys, split, groups=self.groups)
+        pixels = keys.flatten(2).unflatten(1, (self.groups, -1))
         blocks = self.value.unflatten(1, (self.groups, -1))
         pattern = "batch groups channels keys, heads groups inner channels"
         values = einsum(pixels, blocks, f"{pattern} -> batch heads keys groups inner")
         return values.flatten(3)
 
     def combine(
-        self, means: Float[Tensor, "batch heads inner *queries"]
+        self, means: Float[Tensor, "batch heads inner *queries"], *, values_first: bool = True
     ) -> Float[Tensor, "batch outputs *queries"]:
-        """Sums means of `values` over heads, after W_out if there is one."""
+        """Sums means of `values`, or of pixels, over heads, after the matrices that are left."""
+        if not values_first:
+            return combine_heads(means, self.whole(), self.groups)
         if self.output is not None:
             return combine_heads(means, self.output, self.groups)
         return means.sum(1, dtype=at_least_float32(means.dtype)).to(means.dtype)
@@ -426,22 +481,9 @@ class HeadMaps(NamedTuple):
         """Returns W_h = W_out^(h) W_val^(h), group by group."""
         if self.output is None:
             return self.value
-        product = einsum(
-            rearrange(
-                self.output,
-                "heads (groups outputs) width -> heads groups outputs width",
-                groups=self.groups,
-            ),
-            rearrange(
-                self.value,
-                "heads (groups width) channels -> heads groups width channels",
-                groups=self.groups,
-            ),
-            "heads groups outputs width, heads groups width channels -> heads groups outputs channels",
-        )
-        return rearrange(
-            product, "heads groups outputs channels -> heads (groups outputs) channels"
-        )
+        output, value = (one.unflatten(1, (self.groups, -1)) for one in (self.output, self.value))
+        pattern = "heads groups outputs width, heads groups width channels"
+        return einsum(output, value, f"{pattern} -> heads groups outputs channels").flatten(1, 2)
 
 
 def combine_heads(
@@ -467,18 +509,11 @@ def _combine_heads_first(
     maps: Float[Tensor, "heads outputs channels_per_group"],
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    blocks = rearrange(
-        maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups
-    )
-    split = rearrange(
-        mixed,
-        "heads batch (groups channels) ... -> heads batch groups channels (...)",
-        groups=groups,
-    )
+    pattern = "heads batch groups channels queries, heads groups outputs channels"
     combined = einsum(
-        split,
-        blocks,
-        "heads batch groups channels queries, heads groups outputs channels -> batch groups outputs queries",
+        mixed.flatten(3).unflatten(2, (groups, -1)),
+        maps.unflatten(1, (groups, -1)),
+        f"{pattern} -> batch groups outputs queries",
     )
     return combined.reshape(mixed.shape[1], maps.shape[1], *mixed.shape[3:])
 
@@ -490,10 +525,6 @@ def add_bias(
     if bias is None:
         return y
     return y + bias.to(y.dtype).view(-1, *(1,) * (y.ndim - 2))
-
-
-AXES = ("depth", "rows", "cols")
-"""Names of up to three axes in patterns."""
 
 
 def attend_by_axis(
@@ -513,12 +544,20 @@ def attend_by_axis(
     Returns:
         Output channels at each query.
     """
-    names = AXES[-len(weights) :]
-    mixed = keys
-    before = "batch channels " + " ".join(names)
+    return _combine_heads_first(means_by_axis(weights, keys), maps, groups)
+
+
+def means_by_axis(
+    weights: Sequence[Float[Tensor, "heads _ _"]],
+    pixels: Float[Tensor, "..."],
+) -> Float[Tensor, "heads images channels *queries"]:
+    """Takes weighted means along one axis after the other, of the same pixels for all heads or of each head's own."""
+    names = ("depth", "rows", "cols")[-len(weights) :]
+    # heads first: exporters fix a batch of one image where einsum has to move it
+    pattern = "heads images channels " + " ".join(names)
+    before = pattern if pixels.ndim > 2 + len(weights) else pattern.removeprefix("heads ")
     for name, weight in zip(names, weights, strict=True):
-        # heads first: exporters fix a batch of one image where einsum has to move it
-        after = "heads batch channels " + before.split("channels ")[1].replace(name, "queries")
-        mixed = einsum(weight, mixed, f"heads queries {name}, {before} -> {after}")
-        before = after.replace("queries", f"queries_{name}")
-    return _combine_heads_first(mixed, maps, groups)
+        after = pattern.replace(name, "queries")
+        pixels = einsum(weight, pixels, f"heads queries {name}, {before} -> {after}")
+        before = pattern = after.replace("queries", f"queries_{name}")
+    return pixels

@@ -4,11 +4,10 @@ With s_h(δ) = Σ_a s_h,a(δ_a), exp s_h is a product over axes and so is its su
 A_h = A_h,rows ⊗ A_h,cols (`docs/explanation/theory.md` §4), and y = Σ_h W_h A_h,rows A_h,cols x. One axis that holds
 all pixels is the general case of weights that are not a product.
 
-Four ways compute this, on a CPU by what was measured to be faster:
+Three ways compute this, on a CPU by what was measured to be faster:
 
-- all heads in few large products (`large_products.py`): elsewhere than on a CPU;
-- plain products of all heads: small calls, and all that torch must see (compilers, autocast, `torch.func`);
-- all heads together in large products (`all_heads.py`): in bfloat16;
+- all heads in few large products (`large_products.py`): elsewhere than on a CPU, and in 16 bits;
+- plain products of all heads: small calls, and all that torch must see (compilers, `torch.func`);
 - in tiles of the queries (`tiles.py`): all else.
 """
 
@@ -18,34 +17,23 @@ from math import prod
 from typing import ClassVar, final
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.all_heads import attention_of_all_heads
 from convattn.functional.large_products import attention_by_products
 from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
 from convattn.functional.reference import (
-    AXES,
     HeadMaps,
     attend_by_axis,
-    join_axes,
+    means_by_axis,
 )
 from convattn.functional.tiles import attention_in_tiles
-from convattn.functional.torch_modes import (
-    autocasts,
-    is_accelerator,
-    needs_own_operations,
-    product_dtype,
-)
+from convattn.functional.torch_modes import is_accelerator, needs_own_operations, product_dtype
 
 SMALL_BYTES = 15 << 15
 """Bytes of the means of all heads up to which plain products of all heads are quicker than tiles: with nine heads and
 64 channels on 14 x 14 pixels, 430 kB, by 1.2 and 1.3 times (forward and a step, one core)."""
-
-_JOINED = 64
-"""Most keys of an image whose axes are joined under autocast on a CPU: one large product is then quicker than many
-small ones (a step with 8 x 8 pixels in bfloat16 takes half the time on one core with AMX, with 16 x 16 as long)."""
 
 OWN_CHANNELS = 2.0
 """How many times longer an operation takes if each head mixes channels of its own than in a large product: 1.0 to 2.7
@@ -71,45 +59,20 @@ def separable_attention(
         Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
         function transforms, take the memory of all mixed pixels.
     """
-    if is_accelerator(keys.device):
-        return _in_products(weights, keys, maps, groups)
+    in_torch = torch.compiler.is_compiling() or needs_own_operations(keys, maps, *weights)
+    narrow = product_dtype(keys).itemsize < 4 and not in_torch
+    if is_accelerator(keys.device) or narrow:
+        y = attention_by_products(weights, keys, maps, groups)
+        return y.view(*y.shape[:2], *[weight.shape[1] for weight in weights])
     maps = maps.contiguous()  # held as a kernel they are strided, and every product would copy them
-    if _are_joined(weights, keys):
-        y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
-        return y.unflatten(2, [weight.shape[1] for weight in weights])
-    in_torch = (
-        torch.compiler.is_compiling()
-        or _is_small(weights, keys)
-        or needs_own_operations(keys, maps, *weights)
-    )
-    large = product_dtype(keys) == torch.bfloat16
-    if large and not in_torch and groups == 1 and len(weights) < 3:
-        return attention_of_all_heads(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
-    # In tiles, results of a head in fewer than 32 bits would be rounded before they are summed.
-    if in_torch or keys.element_size() < 4 or autocasts(keys.device):
+    if in_torch or keys.is_meta or _are_small(weights, keys):
         return attend_by_axis(weights, keys, maps, groups)
     return attention_in_tiles(weights, keys, maps, groups)
 
 
-def _in_products(
-    weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int
-) -> Float[Tensor, "batch outputs *queries"]:
-    y = attention_by_products(weights, keys, maps, groups)
-    sizes = [weight.shape[1] for weight in weights]
-    return y.view(*y.shape[:2], *sizes)
-
-
-def _are_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
-    """Tells whether the weights of all axes are multiplied before they meet the pixels."""
-    several = len(weights) > 1 and torch.is_autocast_enabled("cpu")
-    return several and prod(keys.shape[2:]) <= _JOINED
-
-
-def _is_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
-    """Tells whether the means of all heads are few numbers of at least 32 bits, outside autocast on a CPU."""
-    if torch.is_autocast_enabled("cpu") or keys.element_size() < 4:
-        return False
+def _are_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
+    """Tells whether the means of all heads are few numbers."""
     pixels = max(prod(keys.shape[2:]), prod(weight.shape[1] for weight in weights))
     return len(weights[0]) * prod(keys.shape[:2]) * pixels * keys.element_size() <= SMALL_BYTES
 
@@ -131,17 +94,9 @@ def values_first_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    names = AXES[-len(weights) :]
-    before = " ".join(names)
-    values = rearrange(maps.values(keys), "batch heads keys inner -> heads (batch inner) keys")
-    mixed = values.unflatten(2, keys.shape[2:])
-    for name, weight in zip(names, weights, strict=True):
-        after = before.replace(name, "queries")
-        pattern = f"heads queries {name}, heads channels {before} -> heads channels {after}"
-        mixed = einsum(weight, mixed, pattern)
-        before = after.replace("queries", f"queries_{name}")
-    by_image = mixed.unflatten(1, (-1, maps.value.shape[1]))
-    return maps.combine(by_image.transpose(0, 1))
+    values = rearrange(maps.values(keys), "images heads keys inner -> heads images inner keys")
+    means = means_by_axis(weights, values.unflatten(3, keys.shape[2:]))
+    return maps.combine(means.transpose(0, 1))
 
 
 def values_come_first(sizes: CallSizes, *, by_axis: bool) -> bool:

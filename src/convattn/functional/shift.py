@@ -7,7 +7,7 @@ heads are the taps of a kernel, and W_h is its weight at the tap Δ_h.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from einops import rearrange
@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.convolution import convolve, convolve_transposed
-from convattn.functional.path import CallSizes, Cost, Heads, Path
+from convattn.functional.path import Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, pad_keys
-from convattn.functional.torch_modes import needs_own_operations
 from convattn.grid import Axis, Geometry, Window
 
 _TAPS = 2
@@ -28,32 +27,11 @@ four heads, forward and with gradients, float32, one busy core)."""
 
 
 class WindowConvolution(NamedTuple):
-    """A layer whose heads are the taps of its window, as a convolution for images of any size."""
+    """What else a convolution needs whose taps are those of a layer's window, for images of any size."""
 
     displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
     smallest: int  # least number of pixels of an image along each axis
-    taps: tuple[int, ...]  # size of the kernel along each axis
-    stride: tuple[int, ...]
     padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
-        """Arranges W_h, (heads, outputs, channels // groups), as the convolution's kernel; a view if stored so."""
-        return _as_kernel(maps, self.taps)
-
-    def convolve(self, x: Tensor, kernel: Tensor, groups: int, bias: Tensor | None) -> Tensor:
-        """Computes the layer.
-
-        Args:
-            x: Images.
-            kernel: (outputs, channels // groups, *taps).
-            groups: Number of blocks.
-            bias: Added to the output, or None.
-
-        Returns:
-            (batch, outputs, *queries).
-        """
-        return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
 
 def window_convolution(geometry: Geometry) -> WindowConvolution | None:
@@ -78,14 +56,7 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
         span = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) + 1
         smallest = max(smallest, span - 2 * pixels)
         padding.append(pixels)
-    return WindowConvolution(
-        displacements=geometry.taps(),
-        smallest=smallest,
-        taps=geometry.kernel_size,
-        stride=geometry.stride,
-        padding=tuple(padding),
-        dilation=geometry.dilation,
-    )
+    return WindowConvolution(geometry.taps(), smallest, tuple(padding))
 
 
 def _pads_zeros(geometry: Geometry) -> bool:
@@ -131,13 +102,6 @@ def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis])
             limited.append(min(max(along, axis.lowest), axis.highest))
         offsets.append(tuple(limited))
     return Shifts(tuple(offsets), leak=0.0)
-
-
-def _as_kernel(
-    maps: Tensor, taps: tuple[int, ...]
-) -> Float[Tensor, "outputs channels_per_group *taps"]:
-    """Arranges the matrices of taps as the kernel of a convolution."""
-    return maps.movedim(0, -1).unflatten(-1, taps)
 
 
 def _as_transposed_kernel(
@@ -199,23 +163,6 @@ def _pixels_seen(
     return functional.pad(keys, flat, mode="replicate")
 
 
-class _NoGradient(torch.autograd.Function):
-    """Passes on the matrices of hard heads, and gives the heads' scores a gradient of zero.
-
-    The output cannot be passed instead: later code may change it in place, which torch forbids for the result of a
-    custom function.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor, *scores: Tensor) -> Tensor:
-        ctx.save_for_backward(*scores)
-        return maps.view_as(maps)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return gradient, *(torch.zeros_like(table) for table in ctx.saved_tensors)
-
-
 def find_shifts(
     tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float
 ) -> Shifts | None:
@@ -263,24 +210,13 @@ def _leak_at_end(
     scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
 ) -> Float[Tensor, ""]:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
-    # The displacements that lead to the last key are at first:stop.
-    first = axis.keys - 1
-    stop = int(offsets.max()) - axis.lowest
-    if first >= stop:
+    # where the displacement is that leads from each query to the last key
+    nearest = slice(axis.keys - 1, None, axis.queries.step)
+    leads_out = (axis.displacements(scores.device) < offsets)[:, nearest]
+    if not leads_out.any():
         return torch.zeros((), device="cpu")
-    nearest = scores[:, first:stop]
-    lower = scores[:, :first]
-    if first:
-        # All that lies below, as its largest score divided by the softmax there: quicker than its logarithm.
-        share = torch.softmax(lower, -1).amax(-1, keepdim=True)
-        below = lower.amax(-1, keepdim=True) - share.log()
-        lower = torch.cat([below, nearest], -1).logcumsumexp(-1)[:, :-1]
-    else:
-        lower = functional.pad(nearest.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
-    step = axis.queries.step
-    displacements = axis.displacements(scores.device)[first:stop]
-    leads_out = (displacements < offsets)[:, ::step]
-    ratios = (lower - nearest).exp()[:, ::step]
+    below = functional.pad(scores.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
+    ratios = (below - scores).exp()[:, nearest]
     return ratios.masked_fill(~leads_out, 0.0).amax().cpu()
 
 
@@ -302,7 +238,10 @@ class ShiftPath(Path):
 
     def cost(self) -> Cost:
         """Counts the kernel that holds all heads."""
-        return _kernel_cost(self.sizes, self.shifts.window[1])
+        sizes = self.sizes
+        taps = math.prod(self.shifts.window[1])
+        kernel = taps * sizes.channels * sizes.outputs // sizes.groups
+        return Cost(2 * sizes.batch * sizes.queries * kernel, kernel * sizes.itemsize)
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Convolves; gradients with respect to images, matrices and bias are exact.
@@ -310,14 +249,11 @@ class ShiftPath(Path):
         Where the images are spread out it is a transposed convolution if that has such arguments, so that the zeros
         between the pixels are not made.
         """
-        axes, geometry, groups, whole = (
-            self.sizes.axes,
-            self.sizes.geometry,
-            maps.groups,
-            maps.whole(),
-        )
-        if self.unmoved and not needs_own_operations(whole, *self.unmoved):
-            whole = _NoGradient.apply(whole, *self.unmoved)
+        axes = self.sizes.axes
+        geometry = self.sizes.geometry
+        whole = maps.whole()
+        for scores in self.unmoved:
+            whole = whole + 0 * scores.amax()
         first, taps, steps = self.shifts.window
         by_tap = _by_tap(whole, self.shifts.offsets, first, taps, steps)
         spreads = geometry.spreads
@@ -333,31 +269,8 @@ class ShiftPath(Path):
         extra = window.output_padding
         assert not isinstance(padding, str)
         if extra is None:
-            return convolve(x, _as_kernel(by_tap, taps), bias, stride, padding, steps, groups)
-        kernel = _as_transposed_kernel(by_tap, groups, taps)
+            kernel = by_tap.movedim(0, -1).unflatten(-1, taps)
+            return convolve(x, kernel, bias, stride, padding, steps, maps.groups)
+        kernel = _as_transposed_kernel(by_tap, maps.groups, taps)
         spread = geometry.input_dilation
-        return convolve_transposed(x, kernel, bias, spread, padding, extra, groups, steps)
-
-
-@final
-@dataclass(frozen=True, eq=False, kw_only=True)
-class WindowPath(Path):
-    """The convolution of a layer whose heads are the taps of its window."""
-
-    name: ClassVar[str] = ShiftPath.name
-    window: WindowConvolution
-
-    def cost(self) -> Cost:
-        """Counts the kernel."""
-        return _kernel_cost(self.sizes, self.window.taps)
-
-    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
-        """Convolves."""
-        kernel = self.window.kernel(maps.whole())
-        return self.window.convolve(x, kernel, maps.groups, bias)
-
-
-def _kernel_cost(sizes: CallSizes, taps: Sequence[int]) -> Cost:
-    """Counts a convolution."""
-    kernel = math.prod(taps) * sizes.channels * sizes.outputs // sizes.groups
-    return Cost(2 * sizes.batch * sizes.queries * kernel, kernel * sizes.itemsize)
+        return convolve_transposed(x, kernel, bias, spread, padding, extra, maps.groups, steps)

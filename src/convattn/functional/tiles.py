@@ -20,8 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.reference import attend_by_axis
-from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
-from convattn.functional.workspace import Workspace, chunks
+from convattn.functional.torch_modes import (
+    backward_to_differentiate,
+    chunks,
+    needs_own_operations,
+)
 
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
@@ -178,6 +181,22 @@ def axis_tiles(
     return cuts
 
 
+class _Workspace:
+    """Memory that is reused within one call, with the dtype and device of a given tensor."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Returns an uninitialised, contiguous tensor in the memory that the last tensor of this name had."""
+        size = prod(shape)
+        held = self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = self._like.new_empty(size)
+        return held[:size].view(shape)
+
+
 class _Means:
     """Weighted means of the pixels, in memory that every tile uses again.
 
@@ -192,26 +211,24 @@ class _Means:
         self.last = order[1] == -1  # whether channels lie last
         self.short = _SHORT if self.last else _SHORTER
         self.images = pixels.shape[0 if self.last else 1]
-        self.workspace = Workspace(pixels)
+        self.workspace = _Workspace(pixels)
         self.tiles = list(self._tiles())
 
     def _tiles(self) -> Iterator[_Tile]:
-        """Cuts the call into tiles; elsewhere than on a CPU each head is one."""
+        """Cuts the call into tiles."""
         heads, queries, _ = self.weights[0].shape
         images = self.images
         together = 1
-        length = queries
-        if self.pixels.device.type == "cpu":
-            length = min(queries, self.short)
-            row = length * self.pixels.shape[-1 if self.last else 2]
-            for weight in self.weights[1:]:
-                row *= max(weight.shape[1:])
-            fitting = max(1, _CACHE // max(1, row * self.pixels.element_size()))
-            if self.last and images > 1:
-                images = fitting
-            else:
-                together = -(-heads // -(-heads // fitting))  # so that parts are about as large
-                images = fitting // together
+        length = min(queries, self.short)
+        row = length * self.pixels.shape[-1 if self.last else 2]
+        for weight in self.weights[1:]:
+            row *= max(weight.shape[1:])
+        fitting = max(1, _CACHE // max(1, row * self.pixels.element_size()))
+        if self.last and images > 1:
+            images = fitting
+        else:
+            together = -(-heads // -(-heads // fitting))  # so that parts are about as large
+            images = fitting // together
         parts = chunks(heads, together)
         first, *others = self.weights
         rows = self._windows(first, parts, length)
@@ -226,8 +243,6 @@ class _Means:
         self, weight: Tensor, parts: Sequence[slice], length: int | None = None
     ) -> list[list[Window]]:
         """Cuts an axis into tiles of a length; into short ones, if that pays, where none is given."""
-        if weight.device.type != "cpu":
-            return [[_whole(weight)]] * len(parts)
         negligible = torch.finfo(weight.dtype).eps / 64
         cuts = axis_tiles(weight.detach(), negligible, length or self.short, parts)
         if length is None:

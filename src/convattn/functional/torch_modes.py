@@ -1,4 +1,4 @@
-"""What torch's modes change: autocast, precision, compilers, traces, torch's function transforms, further derivatives.
+"""What torch's modes and devices change: autocast, compilers, traces, torch.func, further derivatives, memory.
 
 The fast paths compute in place, part by part, with gradients written by hand. Torch can differentiate a gradient again,
 push tangents forward or map over a batch only through its own operations. So each of these paths has a second form in
@@ -7,6 +7,8 @@ such operations, which is used only when it is needed.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,15 @@ _PRECISIONS = (
     ("mkldnn", "rnn"),
 )
 """Torch's settings `fp32_precision`. One that is "none" is read as the more general one above it."""
+
+PIECE_BYTES = 1 << 22
+"""Bytes of scores, weights or means that are worked on at a time on a CPU."""
+
+KEPT_BYTES = 1 << 26
+"""Bytes of all weights of a call up to which a CPU keeps them: a step with content takes 0.8 to 0.9 of the time."""
+
+_SHARE = 64
+"""Share of a GPU's memory that these may take: 1.2 GiB of 80, so that one image or a hundred are one piece."""
 
 FLASH_WIDTH = 256
 """Width of queries, keys and values up to which torch's flash kernel takes them."""
@@ -172,6 +183,39 @@ def backward_to_differentiate(
     return [next(found) if want else None for want in wanted]
 
 
+def computed_again(
+    compute: Callable[..., Tensor], further: Callable[..., Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """Returns what computes the same and keeps the inputs alone: the gradient computes it again, with autocast off.
+
+    `further` does so in operations that torch can differentiate more than once, if `compute` does not.
+    """
+    return partial(_Again.apply, compute, further or compute)
+
+
+class _Again(torch.autograd.Function):
+    """A checkpoint whose forward pass records nothing; derivatives are of every order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compute: Callable[..., Tensor], further: Callable[..., Tensor], *inputs: Tensor
+    ) -> Tensor:
+        ctx.compute, ctx.further, ctx.random_numbers = compute, further, torch.get_rng_state()
+        ctx.save_for_backward(*inputs)
+        return compute(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        needed = ctx.needs_input_grad[2:]
+        compute = ctx.compute
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute = ctx.further
+        with without_autocast(gradient.device), torch.random.fork_rng(devices=()):
+            torch.set_rng_state(ctx.random_numbers)
+            found = backward_to_differentiate(compute, ctx.saved_tensors, needed, gradient)
+        return None, None, *found
+
+
 def missing_channels(width: int, device: torch.device) -> int:
     """Returns how many zero channels torch's attention kernel lacks to be fast.
 
@@ -179,3 +223,17 @@ def missing_channels(width: int, device: torch.device) -> int:
     multiples of eight alone.
     """
     return -width % (8 if is_accelerator(device) else 4)
+
+
+def piece_bytes(device: torch.device) -> int:
+    """Returns how many bytes of scores, weights or means a call has in memory at a time."""
+    if device.type == "cpu":
+        return PIECE_BYTES
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // _SHARE
+    return 1 << 30
+
+
+def chunks(length: int, size: int) -> list[slice]:
+    """Cuts positions into chunks of a size; the last may be shorter."""
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
-from convattn.convert.network_runs import keep_random_state, read_arguments, without_modes
+from convattn.convert.network_runs import read_arguments, without_modes
 from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
@@ -51,6 +51,7 @@ from convattn.heads.layout import (
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, Product, Proof, prove
 from convattn.layers import RelativeAttention
+from convattn.random_numbers import keep_random_state
 from convattn.structure import find_empty, full_name
 
 __all__ = [

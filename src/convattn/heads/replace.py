@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convattn.convert.foreign_check import certify
-from convattn.convert.network_runs import copy_network, standard_normal
+from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import attention_class, is_own, read_matrices
@@ -19,6 +19,7 @@ from convattn.heads.head_report import AGAIN, HeadReport, LayerReport, weight_di
 from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
+from convattn.random_numbers import standard_normal
 from convattn.record import Record
 from convattn.structure import full_name
 from convattn.wording import counted, some

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.network_runs import copy_network, keep_random_state
+from convattn.convert.network_runs import copy_network
 from convattn.errors import UnsupportedModelError
 from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.networks.saved_layers import describe_layer, rebuild_layer
+from convattn.random_numbers import keep_random_state
 from convattn.structure import full_name
 
 _TRANSFORMERS = "transformers.modeling_utils.PreTrainedModel"

@@ -1,24 +1,13 @@
-"""Content scores: queries and keys from the input, and the terms of the relative score that use them."""
+"""Which terms of the score depend on the input, and the parameters of these."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from einops import einsum, rearrange
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
-from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.reference import (
-    content_scores,
-    displacement_places,
-    query_pixels,
-)
-from convattn.functional.torch_modes import at_least_float32, without_autocast
-from convattn.grid import Axis, whole_number
+from convattn.grid import whole_number
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ class Content:
 
 @final
 class ContentScores(nn.Module):
-    """Scores from queries and keys: content–content, content–position and content bias."""
+    """Parameters of the scores from queries and keys: content–content, content–position and content bias."""
 
     def __init__(
         self, content: Content, in_channels: int, num_heads: int, feature_width: int
@@ -87,75 +76,3 @@ class ContentScores(nn.Module):
         self.content_bias: Tensor | None = None  # u, (heads, key_width), or None
         if content.content_bias:
             self.content_bias = nn.Parameter(torch.zeros(num_heads, width))
-
-    def forward(
-        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
-    ) -> Float[Tensor, "images heads queries_flat keys_flat"]:
-        """Scores every query and key of every image in at least float32, without the encoding's own score."""
-        query, key = self._projected(keys, axes)
-        with without_autocast(keys.device):
-            position = None
-            if self.uses_position:
-                wide = query.to(at_least_float32(query.dtype))
-                (table,) = self.features(axes, encoding, wide, by_axis=False)
-                position = table[:, displacement_places(axes, torch.arange(query.shape[2]))]
-            return content_scores(query, key, position, self.content_bias)
-
-    def project(
-        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
-    ) -> tuple[
-        Float[Tensor, "images heads queries_flat width"],
-        Float[Tensor, "images heads keys_flat width"],
-    ]:
-        """Returns queries W_q x and keys W_k x of every image; refuses hooks, which calling the module would run."""
-        compute_parameters(self)
-        return self._projected(keys, axes)
-
-    def features(
-        self, axes: Sequence[Axis], encoding: Encoding, like: Tensor, *, by_axis: bool
-    ) -> list[Float[Tensor, "heads_or_one _ width"]]:
-        """Returns Ŵr_δ of displacements along each axis or of all, in the dtype of a tensor; nothing without the term.
-
-        Args:
-            axes: Queries and keys along each axis.
-            encoding: Displacement → score per head.
-            like: A tensor of that dtype and device.
-            by_axis: Whether there is a table for each axis, not one of all displacements.
-
-        Returns:
-            The tables, of each head or of all.
-        """
-        if not self.uses_position:
-            return []
-        if by_axis:
-            assert isinstance(encoding, AxisAdditiveEncoding)
-            tables = encoding.axis_features(axes, like.dtype, like.device)
-        else:
-            tables = [encoding.grid_features(axes, like.dtype, like.device)]
-        if self.position is None:
-            return [table[None] for table in tables]
-        # torch.matmul would sum in another order without gradients
-        pattern = "heads width features, displacements features -> heads displacements width"
-        matrices = self.position.to(like.dtype)
-        return [einsum(matrices, table, pattern) for table in tables]
-
-    def largest_queries(self) -> Float[Tensor, "heads width"]:
-        """Bounds the absolute values of queries of images of absolute value ≤ 1, in float64."""
-        largest = self.query.weight.double().abs().sum(-1)
-        if self.query.bias is not None:
-            largest = largest + self.query.bias.double().abs()
-        return largest.view(self.num_heads, -1)
-
-    def _projected(self, keys: Tensor, axes: Sequence[Axis]) -> tuple[Tensor, Tensor]:
-        query = self._heads(self.query, query_pixels(keys, axes))
-        return query, self._heads(self.key, keys)
-
-    def _heads(
-        self, linear: nn.Linear, pixels: Tensor
-    ) -> Float[Tensor, "images heads pixels width"]:
-        flat = rearrange(pixels, "images channels ... -> images (...) channels")
-        return rearrange(
-            linear(flat),
-            "images pixels (heads width) -> images heads pixels width",
-            heads=self.num_heads,
-        )

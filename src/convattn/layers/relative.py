@@ -28,6 +28,7 @@ from convattn.functional import (
     position_share,
     window_convolution,
 )
+from convattn.functional.convolution import convolve
 from convattn.functional.definition import weights_by_definition
 from convattn.functional.path import Heads
 from convattn.functional.plan import AUTO, WAYS, choose_path, require_way
@@ -39,7 +40,7 @@ from convattn.functional.torch_modes import (
     fixed_sizes,
     is_accelerator,
 )
-from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
+from convattn.grid import Geometry, Padding, PerAxis, axis_lists, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
@@ -355,13 +356,14 @@ class RelativeAttention(ConvolutionLike, ABC):
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
         window = self.window_convolution()
-        values = self.values
         if window is not None:
-            kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
+            kernel = self.weight
             require_images(x, self.in_channels, self.dims, kernel.dtype)
             if min(x.shape[2:]) >= window.smallest:
-                return window.convolve(x, kernel, self.groups, self.bias)
-        maps = values.factors()
+                steps = self._geometry.stride
+                spread = self._geometry.dilation
+                return convolve(x, kernel, self.bias, steps, window.padding, spread, self.groups)
+        maps = self.values.factors()
         require_images(x, self.in_channels, self.dims, maps.value.dtype)
         y = self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
         return lay_out_as(x, y)

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.network_runs import draw_image
 from convattn.errors import (
     ArgumentError,
     DataError,
@@ -41,6 +40,7 @@ from convattn.networks.source import (
     torchvision_preparation,
     transformers_preparation,
 )
+from convattn.random_numbers import draw_image
 
 Prepare = Callable[[Any], Tensor]
 """Turns an RGB picture of pillow into a tensor."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
 from convattn.functional import attention_weights, pad_keys
+from convattn.functional.reference import scores_of_images
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -129,7 +130,7 @@ def _content_weights(
     assert layer.content is not None
     keys = pad_keys(x, layer.geometry)
     axes = layer.geometry.axes(x.shape[2:])
-    return attention_weights(layer.content(keys, axes, layer.encoding))
+    return attention_weights(scores_of_images(layer.content, layer.encoding, keys, axes))
 
 
 def require_image_grid(name: str, axes: int) -> None:

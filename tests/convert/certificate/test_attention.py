@@ -10,8 +10,8 @@ from convattn.convert.taps import read_taps
 from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ShapeError
-from convattn.functional.shift import WindowConvolution
 from convattn.grid import PADDING_MODES, Geometry
+from convattn.layers import relative
 
 
 def test_certificate_describes_the_conversion():
@@ -74,10 +74,8 @@ def test_a_wrong_layer_does_not_pass(fault):
 
 def test_a_layer_whose_own_path_is_wrong_does_not_pass(monkeypatch):
     """Hard heads run as a convolution; the softmax of the same heads alone does not prove it right."""
-    convolve = WindowConvolution.convolve
-    monkeypatch.setattr(
-        WindowConvolution, "convolve", lambda *arguments: 1.01 * convolve(*arguments)
-    )
+    convolve = relative.convolve
+    monkeypatch.setattr(relative, "convolve", lambda *arguments: 1.01 * convolve(*arguments))
     assert not conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[1].passed
     assert conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), impl="separable")[1].passed
 
