@@ -1,11 +1,11 @@
 """Measures heads of a trained network for the last step of the tour, static/measured.json.
 
-python scripts/measured_heads.py NAME MODULE:FUNCTION LAYERS --photographs FOLDER --source TEXT
+python scripts/measured_heads.py NAME FUNCTION LAYERS --work WORK --photographs FOLDER --source TEXT
 
-The function returns the network; LAYERS is a pattern for the names of its layers, which have one grid. Of their heads
-the file gets, for each of the four neighbours, the one that displacement explains best: its mean weights by
-displacement, and those of the same head with untrained weights. It holds no weight of a network. Each run replaces one
-network, and the photograph on which the maps are shown.
+The function of `evidence.packaged_weights`, such as load_vit, returns the network; LAYERS is a pattern for the names of
+its layers, which have one grid. Of their heads the file gets, for each of the four neighbours, the one that
+displacement explains best: its mean weights by displacement, and those of the same head with untrained weights. It
+holds no weight of a network. Each run replaces one network, and the photograph on which the maps are shown.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import base64
 import io
 import json
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from convattn.heads import analyze
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import LayerReport
 from convattn.heads.untrained import untrained
+from evidence import packaged_weights
 from evidence.photographs import photographs, prepared
 
 WRITTEN = Path(__file__).parents[1] / "src/convattn/viewer/static/measured.json"
@@ -98,14 +98,13 @@ def photograph() -> str:
 def main() -> None:
     """Measures and writes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("name", "network", "layers", "--photographs", "--source"):
+    for name in ("name", "function", "layers", "--work", "--photographs", "--source"):
         parser.add_argument(name)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--mean", type=float, nargs=3, default=MEAN)
     parser.add_argument("--std", type=float, nargs=3, default=STD)
     given = parser.parse_args()
-    module, _, function = given.network.partition(":")
-    network = getattr(import_module(module), function)()
+    network = getattr(packaged_weights, given.function)(Path(given.work))
     images, _ = photographs(Path(given.photographs), given.count, SIZE)
     pictures = images * _channels(STD) + _channels(MEAN)
     images = (pictures - _channels(given.mean)) / _channels(given.std)

@@ -40,7 +40,7 @@ from convattn.functional.torch_modes import (
     fixed_sizes,
     is_accelerator,
 )
-from convattn.grid import Geometry, Padding, PerAxis, axis_lists, whole_number
+from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
