@@ -111,7 +111,7 @@ export function attentionStep(tour) {
   let stage = 1;
   let motion = 0;
 
-  const around = windowView(SMALL_REACH, "Press a pixel: it asks all others", "learn-touch");
+  const around = windowView(SMALL_REACH, "25 pixels of the picture: press one, and it asks all", "learn-touch");
   const letters = [..."ABC"].map((letter) => svg("text", { class: "learn-letter" }, letter));
   const names = [..."ABC"].map((letter) => svg("text", { class: "learn-middle", y: 208 }, letter));
   const mark = squareMark("learn-query", [0, 0]);
