@@ -293,7 +293,8 @@ def queries_and_keys(
     compute_parameters(content)
     both = []
     for linear, pixels in ((content.query, query_pixels(keys, axes)), (content.key, keys)):
-        mapped = linear(pixels.flatten(2).mT)
+        # side by side in memory, or torch adds a bias apart, and rounds twice
+        mapped = linear(pixels.movedim(1, -1).flatten(1, -2))
         both.append(mapped.unflatten(2, (content.num_heads, -1)).transpose(1, 2))
     return both[0], both[1]
 
