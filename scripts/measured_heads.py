@@ -64,10 +64,10 @@ def described(network: nn.Module, images: Tensor, layers: str) -> dict[str, Any]
         _, place, number = best
         name = f"{depths[trained[place].name]}.{number + 1}"
         conditions = {"trained": trained[place], "untrained": drawn[place]}
-        head = {"name": name}
+        found: dict[str, Any] = {"name": name}
         for condition, layer in conditions.items():
-            head[condition] = _head(layer, number)
-        heads.append(head)
+            found[condition] = _head(layer, number)
+        heads.append(found)
     return {"grid": list(trained[0].grid), "images": len(images), "heads": heads}
 
 
@@ -97,7 +97,7 @@ def photograph() -> str:
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     for name in ("name", "function", "layers", "--work", "--photographs", "--source"):
         parser.add_argument(name)
     parser.add_argument("--count", type=int, default=100)
@@ -108,7 +108,7 @@ def main() -> None:
     images, _ = photographs(Path(given.photographs), given.count, SIZE)
     pictures = images * _channels(STD) + _channels(MEAN)
     images = (pictures - _channels(given.mean)) / _channels(given.std)
-    content = {"networks": {}}
+    content: dict[str, Any] = {"networks": {}}
     if WRITTEN.is_file():
         content = json.loads(WRITTEN.read_text(encoding="utf-8"))
     found = {"source": given.source, **described(network, images, given.layers)}
