@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from convattn import analyze, mean_maps
 from convattn.heads.head_report import HeadReport
 from convattn.lab.report_figures import head_grid
+from evidence.head_rows import described, kept_report
 from evidence.packaged_weights import load_whisper
 from evidence.replacing import cosine, curve, draw_curve, over_images
 from evidence.results import PAGES, environment, kept, new_parser, publish
@@ -28,7 +29,6 @@ from evidence.speech_heads.digits import (
     mistakes,
     transcribe,
 )
-from evidence.vit_heads.heads import described, kept_report
 
 ENCODER = "model.encoder"
 POSITIONS = 1500

@@ -6,16 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from tests.heads.report_cases import measured, outputs
+from tests.heads.report_cases import measured
 
-from convattn import replace_heads
 from convattn.errors import ArgumentError
 from convattn.structure import network_digest
+from evidence.head_rows import kept_report
 from evidence.packaged_weights import read_ctranslate2
-from evidence.replacing import REPLACEMENTS, by_score
+from evidence.replacing import by_score
 from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe
-from evidence.vit_heads.heads import kept_report
-from evidence.vit_replaced.costs import KINDS, replaced
 
 
 def test_heads_come_in_the_order_of_their_scores():
@@ -26,15 +24,6 @@ def test_heads_come_in_the_order_of_their_scores():
         scores |= {(layer.name, head.head): head.position_score.value for head in layer.heads}
     assert sorted(order) == sorted(scores)
     assert [scores[head] for head in order] == sorted(scores.values(), reverse=True)
-
-
-def looking_at(report, shift):
-    """The report with all heads' largest attention at one displacement."""
-    layers = []
-    for layer in report.layers:
-        heads = tuple(replace(head, hard_shift=shift) for head in layer.heads)
-        layers.append(replace(layer, measured=replace(layer.measured, heads=heads)))
-    return replace(report, layers=tuple(layers))
 
 
 def test_a_report_of_other_weights_is_refused_by_the_name_of_its_file(tmp_path):
@@ -103,21 +92,6 @@ def test_transcripts_take_the_likeliest_tokens_that_are_not_kept_out():
     assert transcribe(network, states)[0] != tokens[0]
     settings.suppress_tokens = tokens
     assert not {*transcribe(network, states)} & {*tokens}
-
-
-def test_costs_are_of_the_heads_of_highest_score():
-    network, x, report = measured("dinov2")
-    report = looking_at(report, (1.0, -2.0))
-    assert replaced(network, report, 0, KINDS[0]) is network
-    for kind in KINDS:
-        for count in (1, 3):
-            heads = by_score(report)[:count]
-            expected, _ = replace_heads(network, report, heads, REPLACEMENTS[kind])
-            assert torch.equal(
-                outputs(replaced(network, report, count, kind), x), outputs(expected, x)
-            )
-    different = [outputs(replaced(network, report, 3, kind), x) for kind in KINDS]
-    assert not torch.equal(*different)
 
 
 @pytest.mark.parametrize(

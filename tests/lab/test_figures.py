@@ -144,6 +144,15 @@ def test_moments_are_named_by_epochs_or_steps(tmp_path):
         assert f"<!-- {name} -->" in drawn
 
 
+def test_heads_in_one_place_share_a_label(tmp_path):
+    centres = np.array([[0, 0], [0.1, -0.2], [2, 2], *[[1, 1]] * 4])
+    one = HeadSnapshot(0, 0, 0, centres, np.stack([LEANING] * 7))
+    head_layers([tmp_path / "figure.svg"], [one], title="heads")
+    drawn = (tmp_path / "figure.svg").read_text()
+    labels = ["1+2", "3", "4 heads"]
+    assert [label for label in (*labels, "6", "7") if f"<!-- {label} -->" in drawn] == labels
+
+
 def test_mean_is_over_the_epochs_that_all_seeds_have(monkeypatch, tmp_path):
     drawn = []
     from matplotlib.axes import Axes

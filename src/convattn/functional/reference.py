@@ -285,21 +285,30 @@ class ContentTerms(Protocol):
 
 
 def queries_and_keys(
-    content: ContentTerms, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
+    content: ContentTerms,
+    keys: Float[Tensor, "images channels *keys"],
+    axes: Sequence[Axis],
 ) -> tuple[
     Float[Tensor, "images heads queries_flat width"], Float[Tensor, "images heads keys_flat width"]
 ]:
     """Returns queries W_q x and keys W_k x of every image; refuses hooks on what holds both, which is not called."""
+    assert isinstance(content, nn.Module)
     compute_parameters(content)
     both = []
     for linear, pixels in ((content.query, query_pixels(keys, axes)), (content.key, keys)):
-        mapped = linear(pixels.flatten(2).mT)
+        # side by side in memory, or torch adds a bias apart, and rounds twice
+        mapped = linear(pixels.movedim(1, -1).flatten(1, -2))
         both.append(mapped.unflatten(2, (content.num_heads, -1)).transpose(1, 2))
     return both[0], both[1]
 
 
 def position_features(
-    content: ContentTerms, encoding: Encoding, axes: Sequence[Axis], like: Tensor, *, by_axis: bool
+    content: ContentTerms,
+    encoding: Encoding,
+    axes: Sequence[Axis],
+    like: Tensor,
+    *,
+    by_axis: bool,
 ) -> list[Float[Tensor, "heads_or_one _ width"]]:
     """Returns Ŵr_δ of displacements along each axis or of all, in the dtype of a tensor; nothing without the term."""
     if not content.uses_position:
