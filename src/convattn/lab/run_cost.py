@@ -83,6 +83,7 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
     from accelerate import PartialState
 
     device = PartialState().device
+    assert device is not None
     if recipe.data.held_out is not None:
         data = data.held_out(recipe.data.held_out)
     training, size = recipe.training, recipe.training.batch_size
