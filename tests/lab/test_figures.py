@@ -121,7 +121,7 @@ def test_other_endings_are_refused(tmp_path, name):
 def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[train\]"'
+        MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[analyze\]"'
     ):
         DRAWINGS[name](tmp_path / "figure.png")
 

@@ -66,7 +66,10 @@ class Mask:
         return sum(table.shape[1] for table in self.features)
 
     def scores(
-        self, some: slice, query: Float[Tensor, "images heads queries width"], *tables: Tensor
+        self,
+        some: slice,
+        query: Float[Tensor, "images heads queries width"],
+        *tables: Tensor,
     ) -> Float[Tensor, "images_or_one heads queries keys"]:
         """Returns the scores of every key and of those queries which the slice is, looked up in the tables."""
         own = tables[: len(self.own)]
@@ -104,7 +107,9 @@ class Mask:
 
 
 def _looked_up(
-    query: Tensor, features: Tensor, places: Tensor
+    query: Tensor,
+    features: Tensor,
+    places: Tensor,
 ) -> Float[Tensor, "images heads queries keys"]:
     """Computes q·r_δ for every displacement, and looks those of each query up."""
     seen = query @ features.mT
@@ -161,7 +166,12 @@ def fused_attention(
 
 
 def _by_kernel(
-    mask: Mask | None, dropout: float, scale: float, query: Tensor, key: Tensor, value: Tensor
+    mask: Mask | None,
+    dropout: float,
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
     inner = value.shape[-1]
@@ -227,7 +237,11 @@ def _of_kernel(
 
 
 def _by_definition(
-    scale: float, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes what the kernel does, in operations that torch can differentiate to any order."""
     scores = scale * (query @ key.mT)
@@ -237,7 +251,12 @@ def _by_definition(
 
 
 def _in_pieces(
-    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
+    mask: Mask | None,
+    dropout: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by weights of as many images, or queries of one image, as fit the memory.
 
@@ -279,7 +298,11 @@ def _explicit(
 
 
 def _weights(
-    mask: Mask | None, some: slice, query: Tensor, key: Tensor, *tables: Tensor
+    mask: Mask | None,
+    some: slice,
+    query: Tensor,
+    key: Tensor,
+    *tables: Tensor,
 ) -> Float[Tensor, "images heads queries keys"]:
     """Computes the weights of every key and of those queries which the slice is."""
     if mask is None:
@@ -295,6 +318,5 @@ def _mixed(
     weights: Float[Tensor, "images heads queries keys"], value: Tensor
 ) -> Float[Tensor, "images heads queries inner"]:
     """Takes the means of values, of each head or of all."""
-    if value.shape[1] > 1:
-        return weights @ value
-    return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
+    together = weights.flatten(1, 2).unflatten(1, (value.shape[1], -1))
+    return (together @ value).flatten(1, 2).unflatten(1, weights.shape[1:3])

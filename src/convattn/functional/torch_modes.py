@@ -198,7 +198,10 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, compute: Callable[..., Tensor], further: Callable[..., Tensor], *inputs: Tensor
+        ctx: Any,
+        compute: Callable[..., Tensor],
+        further: Callable[..., Tensor],
+        *inputs: Tensor,
     ) -> Tensor:
         ctx.compute, ctx.further, ctx.random_numbers = compute, further, torch.get_rng_state()
         ctx.save_for_backward(*inputs)

@@ -63,7 +63,7 @@ def figure_files(
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependencyError("matplotlib", "train") from None
+        raise MissingDependencyError("matplotlib", "analyze") from None
     buffers = [io.BytesIO() for _ in paths]
     with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
