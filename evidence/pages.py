@@ -24,7 +24,7 @@ from benchmarks.page import suite_page
 from convattn.files import write_atomically
 from convattn.heads import verdict
 from convattn.lab import paper_table
-from evidence import replacing, results, studies, values
+from evidence import head_rows, replacing, results, studies, values
 from evidence.attention_adapters import __main__ as attention_adapters
 from evidence.card import page as card
 from evidence.certify import __main__ as certify
@@ -34,24 +34,23 @@ from evidence.results import EVIDENCE, PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
 from evidence.speech_heads import page as speech_heads
 from evidence.speedrun import __main__ as speedrun
-from evidence.speedrun import centres, operations
+from evidence.speedrun import centres, operations, stem
 from evidence.studies import Study
 from evidence.sweep import page as sweep
+from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
-from evidence.vit_heads import heads
-from evidence.vit_heads import page as vit_heads
-from evidence.vit_replaced import page as vit_replaced
 
 TEMPLATES = EVIDENCE / "templates"
 
 WORDS = (
     report,
     centres,
-    heads,
+    head_rows,
     operations,
     paper_table,
     replacing,
     results,
+    stem,
     studies,
     verdict,
     values,
@@ -68,9 +67,8 @@ QUESTIONS = {
     "speech_heads": speech_heads,
     "speedrun": speedrun,
     "sweep": sweep,
+    "trained_heads": trained_heads,
     "trained_networks": trained_networks,
-    "vit_heads": vit_heads,
-    "vit_replaced": vit_replaced,
 }
 """Modules whose names templates use after the name of their question."""
 
@@ -132,6 +130,7 @@ def rendered(template: Path, study: Callable[[str], Study] = studies.study) -> s
         for name, one in vars(module).items():
             if getattr(one, "__module__", None) == module.__name__:
                 environment.filters[name] = one
+    environment.filters["capitalize_first"] = trained_heads.capitalize_first
     environment.globals |= {**QUESTIONS, "suite_page": suite_page, "study": study}
     return environment.get_template(template.relative_to(TEMPLATES).as_posix()).render()
 

@@ -1,28 +1,22 @@
 """What a network keeps when heads are replaced, in the order of their position score, and by what."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn import random_heads, replace_convolutional_heads
-from convattn.convert.network_runs import copy_network
-from convattn.convert.surgery import graft
-from convattn.heads.catalogue import read_matrices
-from convattn.heads.families.attention_class import TokenAttention
-from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
-from convattn.heads.layout import AttentionCall
-from convattn.heads.reading import watch
+from convattn import random_heads, replace_heads
+from convattn.heads.head_report import HeadReport
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
 
 SEEDS = (0, 1, 2)
 """Seeds of the random heads."""
 
-Heads = Sequence[tuple[str, int]]
+REPLACEMENTS = {"convolution": "kernel", "one tap": "one_tap", "mean map": "mean_map"}
+"""What replaces the heads of highest score, by the name of the kind."""
 
 
 def by_score(report: HeadReport) -> list[tuple[str, int]]:
@@ -31,79 +25,6 @@ def by_score(report: HeadReport) -> list[tuple[str, int]]:
     for layer in report.layers:
         scored += [(head.position_score.value, layer.name, head.head) for head in layer.heads]
     return [(layer, head) for _, layer, head in sorted(scored, reverse=True)]
-
-
-def one_tap(report: HeadReport) -> HeadReport:
-    """Returns the report of heads that look at the displacement alone that gets most of their attention."""
-
-    def head_of(layer: LayerReport, head: HeadStatistics) -> HeadStatistics:
-        kernel = [0.0] * len(layer.displacements)
-        kernel[layer.displacements.index(head.hard_shift)] = 1.0
-        return replace(head, position_kernel=tuple(kernel))
-
-    layers = []
-    for layer in report.layers:
-        heads = tuple(head_of(layer, head) for head in layer.heads)
-        layers.append(replace(layer, measured=replace(layer.measured, heads=heads)))
-    return replace(report, layers=tuple(layers))
-
-
-class MeanHeads(nn.Module):
-    """Attention in which some heads have the same weights for every image."""
-
-    def __init__(
-        self,
-        layer: TokenAttention,
-        heads: Sequence[int],
-        maps: Float[Tensor, "all_heads queries keys"],
-    ) -> None:
-        """Takes a layer, which of its heads are to be replaced, and the weights of all."""
-        super().__init__()
-        self.layer = layer
-        self.heads = list(heads)
-        self.register_buffer("maps", maps[self.heads])
-
-    def forward(
-        self, tokens: Float[Tensor, "batch tokens width"]
-    ) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends to every token."""
-        layer = self.layer
-        query, key, value = (
-            part(tokens).unflatten(-1, (layer.heads, -1)).movedim(-2, 1)
-            for part in (layer.query, layer.key, layer.value)
-        )
-        scale = layer.head_width**-0.5 if layer.scale is None else layer.scale
-        weights = (scale * query @ key.mT).softmax(-1)
-        weights[:, self.heads] = self.maps
-        y = (weights @ value).movedim(1, -2).flatten(-2)
-        return y if layer.output is None else layer.output(y)
-
-
-def mean_maps(network: nn.Module, batches: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Averages the weights of every layer over images."""
-    sums: dict[str, Tensor] = {}
-    count = 0
-
-    def add(call: AttentionCall) -> None:
-        total = call.weights[:, 0].double().sum(0)
-        sums[call.name] = sums.get(call.name, 0) + total
-
-    for batch in batches:
-        watch(network, batch, add)
-        count += len(batch)
-    return {name: (total / count).float() for name, total in sums.items()}
-
-
-def with_means(network: nn.Module, heads: Heads, maps: Mapping[str, Tensor]) -> nn.Module:
-    """Copies a network and gives some heads their mean weights."""
-    copied = copy_network(network)
-    changed: dict[nn.Module, nn.Module] = {}
-    for name in {layer for layer, _ in heads}:
-        old = copied.get_submodule(name)
-        matrices = read_matrices(old)
-        own = [head for layer, head in heads if layer == name]
-        changed[old] = matrices.wrap(MeanHeads(matrices, own, maps[name]))
-    return graft(copied, changed).eval()
 
 
 def curve(
@@ -119,7 +40,7 @@ def curve(
     Args:
         network: The network.
         report: Its heads, with kernels that reach over the whole grid.
-        maps: Mean weights by layer.
+        maps: What `mean_maps` returns.
         effect: Measures a network.
         counts: How many heads to replace.
         seeds: Seeds of the random heads.
@@ -128,28 +49,19 @@ def curve(
         A row for each count and each kind: "convolution", "one tap", "mean map", and "random" as convolutions.
     """
     order = by_score(report)
-    taps = one_tap(report)
     rows: list[dict[str, Any]] = []
     for count in counts:
         heads = order[:count]
         drawn = {f"random {seed}": random_heads(report, count, seed=seed) for seed in seeds}
         if count == len(order):
             drawn = {}
-        made: dict[str, Callable[[], nn.Module]] = {
-            "convolution": lambda heads=heads: _replaced(network, report, heads),
-            "one tap": lambda heads=heads: _replaced(network, taps, heads),
-            "mean map": lambda heads=heads: with_means(network, heads, maps),
-        }
-        for name, random in drawn.items():
-            made[name] = lambda random=random: _replaced(network, report, random)
-        for kind, make in made.items():
-            rows.append({"replaced": count, "kind": kind, **effect(make())})
+        replacements = {kind: (heads, by) for kind, by in REPLACEMENTS.items()}
+        replacements |= {name: (random, "kernel") for name, random in drawn.items()}
+        for kind, (named, by) in replacements.items():
+            made, _ = replace_heads(network, report, named, by, maps=maps)
+            rows.append({"replaced": count, "kind": kind, **effect(made)})
             print(rows[-1], flush=True)
     return rows
-
-
-def _replaced(network: nn.Module, report: HeadReport, heads: Heads) -> nn.Module:
-    return replace_convolutional_heads(network, report, heads=heads)[0]
 
 
 def cosine(

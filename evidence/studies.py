@@ -65,15 +65,6 @@ class TrainedRun:
         """Reads the centres of each layer after some epochs."""
         return [[layer.centres for layer in layers] for layers in self.heads(epochs)]
 
-    def minutes_to(self, accuracy: float) -> float | None:
-        """Returns the minutes of training and tests after which a test accuracy was first reached; None if never."""
-        seconds = 0.0
-        for epoch in self.epochs:
-            seconds += epoch["seconds"]
-            if epoch["test_accuracy"] >= accuracy:
-                return seconds / 60
-        return None
-
 
 @dataclass(frozen=True)
 class Study:

@@ -21,12 +21,12 @@ ROOT = "root files"
 BUDGETS = {
     ROOT: 12_500,
     "encodings": 8_400,
-    "functional": 33_700,
-    "layers": 7_900,
+    "functional": 30_600,
+    "layers": 7_700,
     "convert": 34_100,
     "models": 3_000,
     "networks": 11_500,
-    "heads": 38_000,
+    "heads": 38_500,
     "viewer": 11_000,
     "cli": 7_200,
     "testing": 2_000,
@@ -34,10 +34,10 @@ BUDGETS = {
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 342_000, ("benchmarks", "evidence", "scripts"): 74_000}
+OUTSIDE = {("tests",): 345_000, ("benchmarks", "evidence", "scripts"): 84_000}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 198_000
+TOTAL = 195_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 HEIGHTS = {360: 740, 800: 900, 1400: 900}
 """Heights of windows, by their widths."""
 
-VIEWS = {"explore": "layer=2&head=1", "controls": "layer=2&head=1&controls=true"}
+VIEWS = {"explore": "layer=3&head=1", "controls": "layer=3&head=1&controls=true"}
 for step in range(9):
     VIEWS[f"learn-{step + 1}"] = f"view=learn&step={step}"
 

@@ -4,6 +4,7 @@ Nothing here depends on how good a network is, or how wide: folders are held aga
 """
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -11,12 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.pretrained_cases import SCRIPT, made_by_script, sample_data, short_run
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import read_heads
-from convattn.lab.head_trace import shaped_encodings
+from convattn.heads.head_trace import shaped_encodings
+from convattn.lab.speed_net import SpeedNet
+from convattn.layers import RelativeAttention
 from convattn.networks.pretrained import PretrainedCard
 from convattn.sealed import read_sealed
 from convattn.structure import full_name
@@ -119,6 +124,38 @@ def test_heads_of_the_folder_are_those_of_the_network(folder):
     assert len(ends) == len(encodings)
     for item, encoding in zip(ends, encodings, strict=True):
         assert item.centres.tolist() == encoding.centres.double().tolist()
+
+
+@every_folder
+def test_network_is_attention_alone(folder):
+    """No module is a convolution; and by the definition of attention it calls none, nor cuts patches out."""
+    network = load_network(folder)
+    for name, module in network.named_modules():
+        assert not isinstance(module, nn.modules.conv._ConvNd), name
+        if isinstance(module, RelativeAttention):
+            module.impl = "reference"
+    if isinstance(network, SpeedNet):
+        assert mixing_operations(network) == set()
+        network.stem = nn.Conv2d(3, 24, 2)
+        assert "aten::convolution" in mixing_operations(network)
+
+
+def mixing_operations(network):
+    with torch.no_grad(), Operations() as operations:
+        network(torch.zeros(1, 3, 32, 32))
+    return {name for name in operations.names if re.search("conv|fold|stride", name)}
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of the operations of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, values=(), named=None):
+        self.names.add(function.name())
+        return function(*values, **(named or {}))
 
 
 def test_page_has_the_table_of_all_cards():

@@ -8,7 +8,7 @@ without their dependencies:
     pip install pillow pyarrow
     python -m evidence.efficientnet_lite FOLDER
 
-FOLDER holds photographs.parquet, as for vit_heads. A certificate takes the first
+FOLDER holds photographs.parquet, as for trained_heads. A certificate takes the first
 photographs, as many as `--certified` says, and so does the comparison of what came back, whose weights are compared as
 well; the decisions of attention are compared on all. Writes efficientnet-lite.json.
 """

@@ -6,7 +6,7 @@
     convattn study $RECIPES --scale medium --set optim.learning_rate=1e-3 --seeds 0,1,2 -o RUNS
     CONVATTN_CIFAR10=FOLDER python -m evidence.encodings --runs RUNS
 
-Writes encodings.json, the curves of accuracy, encodings.png, and into the folder encodings the paper's figures.
+Writes encodings.json, and into the folder encodings the paper's figures.
 How far the heads look, and what decides where, is measured on test images, in the trained networks and in those that
 the same seeds draw.
 """
@@ -25,7 +25,6 @@ from convattn import analyze, load_network, load_recipe
 from convattn.data import ImageDataset, normalise
 from convattn.heads import HeadSnapshot
 from convattn.heads.head_report import LayerReport
-from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.reproduction import reproduce
 from convattn.lab.run_setup import build_network, load_data_of
 from convattn.lab.tables import markdown_table
@@ -212,32 +211,14 @@ def figures(folder: Path, scale: str, output: Path) -> list[str]:
     return names
 
 
-def draw(figure_file: Path, study: Study) -> None:
-    """Draws test accuracy over epochs: the mean over seeds, and their range as a band."""
-    with figure_files([figure_file], (7.2, 4.4)) as figure:
-        panel = figure.subplots()
-        panel.set(xlabel="epoch", ylabel="test accuracy (%)")
-        panel.xaxis.get_major_locator().set_params(integer=True)
-        for number, label in enumerate(study.runs):
-            values = 100 * np.array([run.accuracies for run in study.of(label)])
-            epochs, colour = range(1, values.shape[1] + 1), COLOURS[number % len(COLOURS)]
-            style = "-" if number % 2 else "--"
-            name = f"{label} (n = {len(values)})"
-            panel.plot(epochs, values.mean(0), style, color=colour, label=name)
-            band = (values.min(0), values.max(0))
-            panel.fill_between(epochs, *band, color=colour, alpha=0.2, linewidth=0)
-        panel.legend(loc="lower right")
-
-
 def main() -> None:
-    """Measures the networks of a study, and draws them."""
+    """Measures the networks of a study, and draws their heads."""
     parser = new_parser(__doc__)
     parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
     parser.add_argument("--images", type=int, default=100, help="test images to measure on")
     options = parser.parse_args()
     runs = study(options.runs.resolve())
     first = runs.all[0]
-    draw(PAGES / "encodings.png", runs)
     shown = figures(options.runs, first.record["recipe"]["scale"], PAGES / "encodings")
     data = load_data_of(RunRecord.load(first.folder / "record.json"))
     publish(__file__, {**measure(runs, data, options.images), "figures": shown})

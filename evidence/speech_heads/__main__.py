@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn import analyze
+from convattn import analyze, mean_maps
 from convattn.heads.head_report import HeadReport
 from convattn.lab.report_figures import head_grid
+from evidence.head_rows import described, kept_report
 from evidence.packaged_weights import load_whisper
-from evidence.replacing import cosine, curve, draw_curve, mean_maps, over_images
+from evidence.replacing import cosine, curve, draw_curve, over_images
 from evidence.results import PAGES, environment, kept, new_parser, publish
 from evidence.speech_heads.digits import (
     Clip,
@@ -28,7 +29,6 @@ from evidence.speech_heads.digits import (
     mistakes,
     transcribe,
 )
-from evidence.vit_heads.heads import described, kept_report
 
 ENCODER = "model.encoder"
 POSITIONS = 1500
@@ -98,7 +98,7 @@ def measure(
     report = measured(folder, work, count)
     network, tokenizer = load_whisper(work)
     encoder = network.get_submodule(ENCODER)
-    maps = mean_maps(encoder, [clip.features[None] for clip in clips(folder, range(6), 6)])
+    maps = mean_maps(encoder, torch.stack([clip.features for clip in clips(folder, range(6), 6)]))
     spoken = clips(folder, (6, 7), tests, most=DIGITS)
     effect = effect_on(network, tokenizer, spoken)
     return {

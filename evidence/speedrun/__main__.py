@@ -2,7 +2,7 @@
 
     python -m evidence.speedrun
 
-Draws the figures of the heads from the records of this folder. `STUDIES` has the
+Draws the figure of the heads from the records of this folder. `STUDIES` has the
 commands that make them; the folder of a run is named NETWORK-SEED.
 """
 
@@ -42,19 +42,6 @@ def beside_first(study: Study) -> list[tuple[str, str]]:
     return [(label, first) for label in others]
 
 
-def draw(name: str) -> None:
-    """Draws the heads of the first run of each network of a study, before and after training."""
-    for run in with_heads(study(f"speedrun/{name}")):
-        start, end = run.ends()
-        title = "heads before and after training"
-        head_layers([PAGES / figure(run)], start + end, title=title, columns=len(end))
-
-
-def figure(run: TrainedRun) -> str:
-    """Names the figure of the heads of a run."""
-    return f"speedrun-{run.folder.parent.name}-{run.record['recipe']['model']['mixing']}.png"
-
-
 def accuracies(study: Study) -> str:
     """Tabulates the networks of a study."""
     rows = []
@@ -62,8 +49,6 @@ def accuracies(study: Study) -> str:
         own = study.of(label)
         recipe = own[0].record["recipe"]
         mirrored = study.accuracy(label, "views_accuracy")
-        reached = [run.minutes_to(0.9) for run in own]
-        minutes = ["–" if one is None else f"{one:.0f}" for one in reached]
         rows.append(
             [
                 recipe["model"]["mixing"],
@@ -74,11 +59,10 @@ def accuracies(study: Study) -> str:
                 f"{recipe['training']['epochs']}",
                 f"{petaflops(recipe):.3f}",
                 ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own),
-                ", ".join(minutes),
             ]
         )
     heads = ["layers", "n", "accuracy, image and its mirror image", "image alone", "by seed"]
-    heads += ["epochs", "PFLOP", "minutes", "minutes to 90 %"]
+    heads += ["epochs", "PFLOP", "minutes"]
     return markdown_table(heads, rows)
 
 
@@ -118,10 +102,12 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> Sequence[st
 
 
 def main() -> None:
-    """Draws the figures."""
+    """Draws the heads of the first run before and after training."""
     new_parser(__doc__).parse_args()
-    for name in STUDIES:
-        draw(name)
+    start, end = study("speedrun/headline").of("speedrun")[0].ends()
+    title = "heads before and after training"
+    file = PAGES / "speedrun-headline-attention.png"
+    head_layers([file], start + end, title=title, columns=len(end))
 
 
 if __name__ == "__main__":

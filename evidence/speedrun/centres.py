@@ -42,12 +42,16 @@ def attention_on_taps(
     return weights[:, near].sum(1) / weights.sum((1, 2))
 
 
-def taps_with_a_centre(centres: Float[np.ndarray, "*draws heads 2"]) -> Int[np.ndarray, "*draws"]:
-    """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
+def tap_numbers(centres: Float[np.ndarray, "*draws heads 2"]) -> Int[np.ndarray, "*draws heads"]:
+    """Numbers the tap of a 3 × 3 kernel at which a head has its centre, row by row; −1 more than half a pixel off."""
     pixels = np.rint(centres).astype(int)
     inside = (np.abs(pixels) <= 1).all(-1)
-    tap = 3 * (pixels[..., 0] + 1) + pixels[..., 1] + 1
-    bits = np.where(inside, 1 << np.where(inside, tap, 0), 0)
+    return np.where(inside, 3 * (pixels[..., 0] + 1) + pixels[..., 1] + 1, -1)
+
+
+def taps_with_a_centre(centres: Float[np.ndarray, "*draws heads 2"]) -> Int[np.ndarray, "*draws"]:
+    """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
+    bits = (1 << (tap_numbers(centres) + 1)) >> 1  # none for −1
     return np.asarray(np.bitwise_count(np.bitwise_or.reduce(bits, axis=-1)), dtype=int)
 
 

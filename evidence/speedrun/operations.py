@@ -6,6 +6,7 @@ from typing import Any
 from convattn.encodings import Shift
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention
+from evidence.studies import Study, less
 
 SIDE, TRAIN_IMAGES = 32, 50_000
 _PASSES = 3
@@ -20,6 +21,17 @@ def petaflops(recipe: Mapping[str, Any], *, every_pair: bool = False) -> float:
     if not every_pair:
         forward += means_along_axes(network) - count.mixing
     return _PASSES * forward * TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
+
+
+def at_equal_operations(study: Study, one: str, other: str) -> tuple[int, list[float]]:
+    """Compares a network while it trains with another at its end, by seed and in points.
+
+    Returns the last epoch up to which the first takes no more operations, and its accuracies then less those of the
+    other.
+    """
+    share = petaflops(study.first(other)["recipe"]) / petaflops(study.first(one)["recipe"])
+    epoch = int(share * study.epochs(one))
+    return epoch, less([run.accuracies[epoch - 1] for run in study.of(one)], study.accuracy(other))
 
 
 def means_along_axes(network: SpeedNet) -> int:
@@ -48,7 +60,7 @@ def network_of(recipe: Mapping[str, Any]) -> SpeedNet:
 
 def sides_of(network: SpeedNet) -> list[int]:
     """Lists the rows of the image that each mixing layer is given."""
-    sides, side = [], SIDE - network.stem.patch + 1
+    sides, side = [], SIDE - network.stem.kernel_size[0] + 1
     for _ in network.stages:
         sides += [side, side // 2]
         side //= 2

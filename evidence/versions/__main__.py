@@ -52,7 +52,7 @@ sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 other = transformers.ViTModel(transformers.ViTConfig(**sizes)).eval()
 for model in (vit, other):
     report = convattn.analyze(model, torch.randn(4, 3, 64, 64), controls=(), progress=False)
-    _, record = convattn.replace_convolutional_heads(model, report, heads=[(report.layers[0].name, 0)])
+    _, record = convattn.replace_heads(model, report, heads=[(report.layers[0].name, 0)])
     assert len(record.replaced) == 1
 small = {"model.width": "8", "model.depth": "1", "model.heads": "4", "model.ffn": "8", "model.patch": "1"}
 convattn.train(convattn.load_recipe("digits-quadratic", overrides={**small, "training.epochs": "1"}), progress=False)

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from convattn.errors import ConvAttnError as ConvAttnError
     from convattn.heads import analyze as analyze
     from convattn.heads import init_heads_ as init_heads_
+    from convattn.heads import mean_maps as mean_maps
     from convattn.heads import random_heads as random_heads
-    from convattn.heads import replace_convolutional_heads as replace_convolutional_heads
+    from convattn.heads import replace_heads as replace_heads
     from convattn.lab import load_recipe as load_recipe
     from convattn.lab import train as train
     from convattn.layers import Content as Content
@@ -62,7 +63,7 @@ _NAMES = {
         "LinearDistance Quadratic Shift Sinusoidal register_encoding"
     ),
     "convattn.errors": "ConvAttnError",
-    "convattn.heads": "analyze init_heads_ random_heads replace_convolutional_heads",
+    "convattn.heads": "analyze init_heads_ mean_maps random_heads replace_heads",
     "convattn.lab": "load_recipe train",
     "convattn.layers": "Content RelativeAttention1d RelativeAttention2d RelativeAttention3d",
     "convattn.models": "AttentionNet ConvNet resnet18",

@@ -162,21 +162,22 @@ def test_a_network_that_is_different_says_where_and_is_written_only_with_permiss
     assert run(f"{SMALL} --kernel-size 3 -o narrow") == 3
     out = capsys.readouterr().out
     assert out.startswith(
-        "network to conv: different (by 0.91 of its channel's largest output, 3 of 16 decisions changed, 6 layers"
+        "network to conv: different (by 0.91 of its channel's largest output, 3 of 16 decisions changed, 7 layers"
     )
     assert out.count("\n  layer           stages.") == 6
     assert 'made smaller    by a larger window, or none; at borders by borders="exact"' in out
     assert list(place.iterdir()) == []
     assert run(f"{SMALL} --kernel-size 3 -o narrow --allow-difference --json") == 3
     certificate = NetworkCertificate.from_json(capsys.readouterr().out)
-    assert {layer.kernel_size for layer in certificate.layers} == {(3, 3)}
+    stem, *others = certificate.layers
+    assert (stem.kernel_size, stem.verdict) == ((2, 2), "exact")
+    assert {layer.kernel_size for layer in others} == {(3, 3)}
     assert "network to conv: different (" in Path("narrow/README.md").read_text(encoding="utf-8")
     page = Path("narrow/index.html").read_text(encoding="utf-8")
     assert "cifar10-small as convolutions: <span" in page
     for layer in certificate.layers:
-        assert (
-            f'<th scope="row">{layer.name}</th>\n<td class="word different">different</td>' in page
-        )
+        word = layer.verdict
+        assert f'<th scope="row">{layer.name}</th>\n<td class="word {word}">{word}</td>' in page
     narrow, source = load_network("narrow"), load_network("convattn:cifar10-small")
     save_network(narrow, "narrow", overwrite=True)
     assert not Path("narrow/index.html").exists()

@@ -39,9 +39,9 @@ def test_the_network_is_converted_measured_and_shown(place, quick, opened, capsy
     out, err = capsys.readouterr()
     assert err == ""
     assert out == (
-        "network      convattn:cifar10-small: attention with 54 heads, trained on CIFAR-10\n"
+        "network      convattn:cifar10-small: attention with 58 heads, trained on CIFAR-10\n"
         "converted    exact: 0 of 2 predictions changed\n"
-        "measured     54 of 54 heads are convolutions: the architecture does it, on 2 images\n"
+        "measured     58 of 58 heads are convolutions: the architecture does it, on 2 images\n"
         "wrote        demo-2: the convolutions with their certificate, report.json, page.html\n"
         "next         convattn view convattn:cifar10-small --compare converted\n"
     )
@@ -49,7 +49,7 @@ def test_the_network_is_converted_measured_and_shown(place, quick, opened, capsy
     assert load_network(folder / "convolutions")
     certificate = NetworkCertificate.load(folder / "convolutions/certificate.json")
     assert certificate.verdict == "exact"
-    assert len(HeadReport.load(folder / "report.json").layers) == 6
+    assert len(HeadReport.load(folder / "report.json").layers) == 7
     trained, untrained = scene_of(folder / "page.html").header["networks"]
     assert trained["layers"][0]["sentence"]
     assert untrained["name"] == "untrained"

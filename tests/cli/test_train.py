@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +30,11 @@ def test_run_goes_where_it_is_told_and_is_summarised(capsys):
         1,
     )
     out, err = capsys.readouterr()
-    assert err.startswith("epoch 1: loss ")
-    assert err.count("\n") == 1
+    cost, epoch = err.splitlines()
+    assert re.fullmatch(
+        r"digits-quadratic: 5 steps of [\d.e-]+ s on this machine, \d+ s; \d MiB", cost
+    )
+    assert epoch.startswith("epoch 1: loss ")
     assert out.startswith("digits-quadratic, seed 3\n")
     assert "with views" not in out
     assert f"test accuracy   {record.results['test_accuracy']:.2%}" in out
@@ -111,7 +115,7 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
     assert run(f"train digits-quadratic {SET} --resume") == 0
-    warning, *epochs = capsys.readouterr().err.splitlines()[1:]
+    warning, *epochs = capsys.readouterr().err.splitlines()[2:]
     assert warning.startswith(f"convattn: checkpoint {newest.name} is damaged")
     assert warning.endswith("the one before it is used")
     assert all(line.startswith("epoch 1: loss ") for line in epochs)
@@ -159,7 +163,7 @@ def test_interruption_names_the_command_that_goes_on(monkeypatch, capsys):
         assert run(f"train digits-quadratic {SET} -o 'my run'") == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(
-        "convattn: interrupted: convattn train 'my run/recipe.toml' -o 'my run' --resume goes on"
+        "convattn: interrupted: convattn train 'my run'/recipe.toml -o 'my run' --resume goes on"
     )
     assert run(said.partition("interrupted: convattn ")[2].partition(" goes on")[0]) == 0
     assert RunRecord.load("my run/record.json").resumed == 1
@@ -171,7 +175,7 @@ def test_interruption_before_the_first_checkpoint_names_nothing(monkeypatch, cap
 
     monkeypatch.setattr("convattn.lab.loop.load_data", interrupt)
     assert run(f"train digits-quadratic {SET}") == 130
-    assert capsys.readouterr().err == "convattn: interrupted\n"
+    assert capsys.readouterr().err.splitlines()[1:] == ["convattn: interrupted"]
 
 
 @pytest.mark.slow

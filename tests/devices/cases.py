@@ -21,8 +21,9 @@ from convattn import (
     certify,
     conv_to_attention,
     init_heads_,
+    mean_maps,
     network_to_conv,
-    replace_convolutional_heads,
+    replace_heads,
 )
 from convattn.viewer import Exhibit, build_scene
 
@@ -73,8 +74,13 @@ def on_its_device(model, x):
 
 
 def replaced(model, x):
+    """Heads that run as convolutions, and heads with fixed weights in a layer that runs as it is."""
     report = analyze(model, x, controls=(), progress=False)
-    return replace_convolutional_heads(model, report, heads=[(report.layers[0].name, 0)])[0](x)
+    name = report.layers[0].name
+    maps = mean_maps(model, x)
+    arms = {(name, 0): "mean_map", (name, 1): "uniform", (name, 2): "turned_90"}
+    made = [replace_heads(model, report, by=by, maps=maps) for by in ({(name, 0): "kernel"}, arms)]
+    return torch.stack([network(x) for network, _ in made])
 
 
 def started(model, x):

@@ -62,8 +62,8 @@ def test_the_script_writes_record_and_figures(runs, place, tmp_path, monkeypatch
     monkeypatch.setattr(encodings, "__file__", str(tmp_path / "__main__.py"))
     monkeypatch.setattr("sys.argv", ["encodings", "--runs", str(place), "--images", f"{IMAGES}"])
     encodings.main()
-    for figure in ("", "/fig3", "/fig4", "/fig5"):
-        assert (tmp_path / f"encodings{figure}.png").read_bytes().startswith(b"\x89PNG")
+    for figure in ("fig3", "fig4", "fig5"):
+        assert (tmp_path / f"encodings/{figure}.png").read_bytes().startswith(b"\x89PNG")
     (record,) = tmp_path.glob("*.json")
     assert json.loads(record.read_text())["figures"] == ["fig5", "fig4", "fig3"]
 

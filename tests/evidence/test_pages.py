@@ -120,32 +120,40 @@ def test_every_page_that_a_record_or_a_recipe_names_is_there():
             assert (ROOT / page).is_file(), f"{file} names {page}"
 
 
-def test_every_changed_verdict_of_every_template_is_found():
-    """A verdict is typed where a function gave one, and another word where one is named."""
-    verdict = re.compile(
-        r"^(?!\{%|  ).*?(\{\{ [^{]*?(?:\.word|\byes|chance|grids_in_words|precision|setting)\b.*?\}\})",
-        re.MULTILINE,
+def test_every_number_and_verdict_typed_into_a_template_is_found():
+    """Where a function gave one; and a word beside those that are named. README.md is among the templates."""
+    computed = re.compile(
+        r"\{\{ [^{]*?(?:\.word|\byes|chance|_in_words|precision|setting|gap\(|short\(|long\()[^{]*?\}\}"
     )
     named = re.compile(r"^\{# words (.*) #\}$", re.MULTILINE)
-    count = 0
+    numbers = words = 0
     for file in pages.TEMPLATES.rglob("*.md"):
         template = file.read_text(encoding="utf-8")
-        for computed in verdict.finditer(template):
-            start, end = computed.span(1)
-            assert pages.untied(f"{template[:start]}ahead{template[end:]}"), computed[1]
-            count += 1
+        addresses = [part.span() for part in pages.SHOWN_AS_TYPED.finditer(template)]
+        for hole in re.finditer(r"\{\{.*?\}\}", template, re.DOTALL):
+            start, end = hole.span()
+            if any(first <= start < last for first, last in addresses):
+                continue
+            number = f"{template[:start]}98.76{template[end:]}"
+            assert pages.untied(number), f"{file}: {hole[0]}"
+            numbers += 1
+            if computed.fullmatch(hole[0]):
+                verdict = f"{template[:start]}ahead{template[end:]}"
+                assert pages.untied(verdict), f"{file}: {hole[0]}"
+                words += 1
         for names in named.finditer(template):
             changed = template[: names.start(1)] + "unresolved" + template[names.end(1) :]
             assert pages.untied(changed), f"{file}: {names[1]}"
-            count += 1
-    assert count > 100
+            words += 1
+    assert numbers > 400, numbers
+    assert words > 100, words
 
 
 def test_a_table_of_conversions_has_one_padding(given):
     content = values.record("pretrained/pretrained.json")
     paddings = {(row["run"], row["conversion"]): row["padding"] for row in content["rows"]}
     assert set(paddings.values()) == {"zeros", "replicate"}
-    page = given[PAGES / "pretrained-tables.md"]
+    page = given[ROOT / "evidence/pretrained/tables.md"]
     for table in page.split("Padding of the convolutions: ")[1:]:
         name, _, rows = table.partition(".\n\n")
         cells = [line.split(" | ") for line in rows.split("\n\n")[0].splitlines()[2:]]

@@ -6,17 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from tests.heads.report_cases import attention_maps, measured, outputs
+from tests.heads.report_cases import measured
 
-from convattn import replace_convolutional_heads
-from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.structure import network_digest
+from evidence.head_rows import kept_report
 from evidence.packaged_weights import read_ctranslate2
-from evidence.replacing import by_score, mean_maps, one_tap, with_means
+from evidence.replacing import by_score
 from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe
-from evidence.vit_heads.heads import kept_report
-from evidence.vit_replaced.costs import KINDS, replaced
 
 
 def test_heads_come_in_the_order_of_their_scores():
@@ -27,42 +24,6 @@ def test_heads_come_in_the_order_of_their_scores():
         scores |= {(layer.name, head.head): head.position_score.value for head in layer.heads}
     assert sorted(order) == sorted(scores)
     assert [scores[head] for head in order] == sorted(scores.values(), reverse=True)
-
-
-def looking_at(report, shift):
-    """The report with all heads' largest attention at one displacement."""
-    layers = []
-    for layer in report.layers:
-        heads = tuple(replace(head, hard_shift=shift) for head in layer.heads)
-        layers.append(replace(layer, measured=replace(layer.measured, heads=heads)))
-    return replace(report, layers=tuple(layers))
-
-
-def test_one_tap_is_at_the_displacement_of_largest_attention():
-    _, _, report = measured("clip")
-    made = one_tap(looking_at(report, (1.0, -2.0))).layers[0]
-    for head in made.heads:
-        at = [
-            step
-            for step, weight in zip(made.displacements, head.position_kernel, strict=True)
-            if weight
-        ]
-        assert at == [(1.0, -2.0)]
-
-
-def test_maps_are_means_and_take_the_place_of_weights():
-    """With one image its own mean maps change nothing; another image's do."""
-    network, x, report = measured("dinov2")
-    heads = by_score(report)[:4]
-    own = mean_maps(network, [x[:1]])
-    for name, maps in attention_maps(network, x[:1]).items():
-        assert (own[name] - maps[0]).abs().max() < 1e-6
-    made = with_means(network, heads, own)
-    exact = outputs(network.double(), x[:1].double())
-    network.float()
-    assert_within_budget(outputs(made, x[:1]), exact, roundings(outputs, network, x[:1]))
-    other = with_means(network, heads, mean_maps(network, [x[1:]]))
-    assert (outputs(other, x[:1]) - outputs(network, x[:1])).abs().max() > 1e-3
 
 
 def test_a_report_of_other_weights_is_refused_by_the_name_of_its_file(tmp_path):
@@ -131,21 +92,6 @@ def test_transcripts_take_the_likeliest_tokens_that_are_not_kept_out():
     assert transcribe(network, states)[0] != tokens[0]
     settings.suppress_tokens = tokens
     assert not {*transcribe(network, states)} & {*tokens}
-
-
-def test_costs_are_of_the_heads_of_highest_score():
-    network, x, report = measured("dinov2")
-    report = looking_at(report, (1.0, -2.0))
-    assert replaced(network, report, 0, KINDS[0]) is network
-    for kind, kernels in zip(KINDS, (report, one_tap(report)), strict=True):
-        for count in (1, 3):
-            heads = by_score(report)[:count]
-            expected, _ = replace_convolutional_heads(network, kernels, heads=heads)
-            assert torch.equal(
-                outputs(replaced(network, report, count, kind), x), outputs(expected, x)
-            )
-    different = [outputs(replaced(network, report, 3, kind), x) for kind in KINDS]
-    assert not torch.equal(*different)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import einsum, nn
 from torch.nn import functional
 
 from convattn.heads.families.window_attention import window_layout
-from convattn.heads.reading import TokenAttention, repeat_heads, split_linear
 
 WIDTH, HEADS = 12, 3
 
@@ -135,46 +134,38 @@ class Net(nn.Module):
         return self.head(x.mean(1))
 
 
-# What a user writes
+# The values of all heads, (images, heads, tokens, width), of a layer's input
 
 
-def normed_matrices(m):
-    query, key, value = split_linear(m.to_qkv, 3)
-    return TokenAttention(
-        heads=m.heads,
-        query=query,
-        key=key,
-        value=value,
-        output=m.to_out[0],
-        wrap=lambda tokens: nn.Sequential(m.norm, tokens),
-    )
+def by_head(values):
+    return values.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2).expand(-1, HEADS, -1, -1)
 
 
-def causal_matrices(m):
-    query, key, value = split_linear(m.c_attn, 3)
-    mask = m.bias.expand(-1, m.n_head, -1, -1)
-
-    class Causal(nn.Sequential):
-        def forward(self, x):
-            return self[0](x, bias=mask.log().to(x.dtype))
-
-    return TokenAttention(
-        heads=m.n_head, query=query, key=key, value=value, output=m.c_proj, wrap=Causal
-    )
+def normed_values(m, x):
+    return by_head(m.to_qkv(m.norm(x)).chunk(3, -1)[2])
 
 
-def multi_query_matrices(m):
-    key, value = (repeat_heads(one, m.heads, width=4) for one in split_linear(m.to_kv, 2))
-    return TokenAttention(heads=m.heads, query=m.to_q, key=key, value=value, output=m.to_out)
+def causal_values(m, x):
+    return by_head(m.c_attn(x).chunk(3, -1)[2])
+
+
+def multi_query_values(m, x):
+    return by_head(m.to_kv(x).chunk(2, -1)[1])
+
+
+def torch_values(m, x):
+    weight, bias = m.in_proj_weight.chunk(3)[2], m.in_proj_bias.chunk(3)[2]
+    return by_head(functional.linear(x, weight, bias))
 
 
 class Foreign(NamedTuple):
-    """A network and what its user registers."""
+    """A network, what its user registers, and what the head of a layer and its output are made of."""
 
     build: Callable[[], nn.Module]
     cls: type[nn.Module]
     read: Callable[[Any], Any]
-    matrices: Callable[[nn.Module], TokenAttention] | None = None
+    values: Callable[[nn.Module, Any], Any] | None = None
+    output: str = ""
 
 
 def network(make, count, grid, prefix=0):
@@ -189,13 +180,15 @@ FOREIGN = {
         partial(network, partial(Normed, WIDTH, HEADS, 4), 2, SQUARE, 1),
         Normed,
         lambda call: call.global_layout((4, 4), prefix=1),
-        normed_matrices,
+        normed_values,
+        "to_out",
     ),
     "causal": Foreign(
         partial(network, partial(CausalSelfAttention, WIDTH, HEADS, 20), 2, (4, 5)),
         CausalSelfAttention,
         lambda call: call.global_layout((4, 5)),
-        causal_matrices,
+        causal_values,
+        "c_proj",
     ),
     "shifted windows": Foreign(
         partial(network, partial(Windows, WIDTH, HEADS, (4, 6), 1), 2, (4, 6)),
@@ -206,11 +199,14 @@ FOREIGN = {
         partial(network, partial(MultiQuery, WIDTH, HEADS), 2, SQUARE, 2),
         MultiQuery,
         lambda call: call.global_layout((4, 4), prefix=2),
-        multi_query_matrices,
+        multi_query_values,
+        "to_out",
     ),
     "torch": Foreign(
         partial(network, partial(Torch, WIDTH, HEADS), 2, SQUARE),
         nn.MultiheadAttention,
         lambda call: call.global_layout((4, 4)),
+        torch_values,
+        "out_proj",
     ),
 }

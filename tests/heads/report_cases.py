@@ -47,7 +47,6 @@ TOWERS = {
     "dinov2": ("Dinov2Model", "Dinov2Config", 1, {}),
     "dinov2, registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", 5, {}),
     "deit": ("DeiTModel", "DeiTConfig", 2, {}),
-    "beit": ("BeitModel", "BeitConfig", 1, {"use_relative_position_bias": True}),
     "clip": ("CLIPVisionModel", "CLIPVisionConfig", 1, {}),
     "siglip": ("SiglipVisionModel", "SiglipVisionConfig", 0, {"vision_use_head": False}),
 }
@@ -266,13 +265,12 @@ def linear(module, x):
     )
 
 
-def fixed_weights(layer, heads=None, present=None):
+def fixed_weights(layer, heads=None):
     """The weights that a replaced layer is to have, (heads, tokens, tokens), pair by pair, from the report alone.
 
     Rows of heads that are not among `heads` are zero; None takes all heads.
     """
     cells, prefix = list(product(*map(range, layer.grid))), layer.prefix
-    there = torch.ones(prefix + len(cells), dtype=torch.bool) if present is None else present
     made = torch.zeros(
         len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64
     )
@@ -284,16 +282,13 @@ def fixed_weights(layer, heads=None, present=None):
         )
         for row, query in enumerate(cells):
             shifts = [tuple(k - q for q, k in zip(query, key, strict=True)) for key in cells]
-            weights = (
-                torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64)
-                * there[prefix:]
-            )
+            weights = torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64)
             made[head, prefix + row, prefix:] = (
                 (1 - sum(paid)) * weights / max(weights.sum(), 1e-300)
             )
             made[head, prefix + row, :prefix] = torch.tensor(paid)
         for row, shares in enumerate(told.prefix_maps):
-            weights = torch.tensor(shares, dtype=torch.float64) * there
+            weights = torch.tensor(shares, dtype=torch.float64)
             made[head, row] = weights / weights.sum()
     return made
 
@@ -319,8 +314,6 @@ NETWORKS = {
     "timm, queries normalised": (partial(timm_vit, qk_norm=True), images, GRID, 1),
     "timm, no biases": (partial(timm_vit, qkv_bias=False, proj_bias=False), images, GRID, 1),
     "transformers": (transformers_vit, partial(images, (28, 28)), (7, 7), 1),
-    "torchvision": (torchvision_vit, partial(images, (28, 28)), (7, 7), 1),
-    "bert": (bert, words, (11,), 0),
     "whisper": (whisper, sounds, (22,), 0),
     **{
         name: (partial(tower, model, config, **options), partial(images, (28, 28)), (7, 7), prefix)
@@ -328,7 +321,7 @@ NETWORKS = {
     },
 }
 
-KINDS = ("timm, two prefix tokens", "transformers", "torchvision", "bert")
+KINDS = ("timm, two prefix tokens", "transformers", "whisper")
 """A network of each kind."""
 
 

@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-def by_pairs(kernel, values, first, sizes, present):
+def by_pairs(kernel, values, first, sizes):
     """The definition in the dtype of the values: a loop over pairs of positions."""
     dtype = values.dtype
     cells = list(product(*map(range, sizes)))
@@ -32,7 +32,7 @@ def by_pairs(kernel, values, first, sizes, present):
         for col, key in enumerate(cells):
             tap = tuple(k - q - f for q, k, f in zip(query, key, first, strict=True))
             if all(0 <= place < taps for place, taps in zip(tap, kernel.shape[1:], strict=True)):
-                weight = kernel[(slice(None), *tap)].to(dtype) * present[:, None, col]
+                weight = kernel[(slice(None), *tap)].to(dtype)[None]
                 total += weight
                 y[:, :, row] += weight[:, :, None] * values[:, :, col]
         y[:, :, row] /= torch.where(total == 0, 1.0, total)[:, :, None]
@@ -55,19 +55,15 @@ def road(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["all present", "masked"])
 @pytest.mark.parametrize("name", CASES)
-def test_means_are_sums_over_pairs(name, masked, road):
+def test_means_are_sums_over_pairs(name, road):
     sizes, box, first = CASES[name]
     torch.manual_seed(0)
     kernel, values = torch.rand(3, *box), torch.randn(2, 3, prod(sizes), 2)
-    present = (
-        torch.rand(2, prod(sizes)) < 0.7 if masked else torch.ones(2, prod(sizes), dtype=torch.bool)
-    )
     means = KernelMeans(kernel, first)
     assert means.convolves(sizes) == (road == "convolution")
-    y = means(values, sizes, present if masked else None)
-    assert_within_budget(y, *references(kernel, values, first, sizes, present), name)
+    y = means(values, sizes)
+    assert_within_budget(y, *references(kernel, values, first, sizes), name)
 
 
 def test_the_check_rejects_zeros_around_the_border(road):
@@ -75,20 +71,15 @@ def test_the_check_rejects_zeros_around_the_border(road):
     sizes, box, first = CASES["3 x 3"]
     kernel, values = torch.rand(3, *box), torch.rand(1, 3, prod(sizes), 2)
     kernel = kernel / kernel.sum((1, 2), keepdim=True)
-    present = torch.ones(1, prod(sizes), dtype=torch.bool)
     image = values.mT.reshape(1, -1, *sizes)
     dark = torch.conv2d(image, kernel.repeat_interleave(2, 0)[:, None], padding=1, groups=6)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(
-            dark.view(1, 3, 2, -1).mT, *references(kernel, values, first, sizes, present)
-        )
+        assert_within_budget(dark.view(1, 3, 2, -1).mT, *references(kernel, values, first, sizes))
 
 
 def test_no_weight_left_gives_zero(road):
     means = KernelMeans(torch.tensor([[1.0, 0.0]]), (-1,))
     assert means(torch.ones(1, 1, 3, 1), (3,)).flatten().tolist() == [0.0, 1.0, 1.0]
-    nothing = torch.zeros(1, 3, dtype=torch.bool)
-    assert means(torch.ones(1, 1, 3, 1), (3,), nothing).flatten().tolist() == [0.0, 0.0, 0.0]
 
 
 def test_both_ways_have_the_same_gradients(monkeypatch):

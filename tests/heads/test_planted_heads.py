@@ -21,7 +21,7 @@ from convattn.budget import assert_within_budget, roundings
 from convattn.functional.convolution import convolve
 from convattn.heads import replaceable_heads
 from convattn.heads.convolved_attention import KernelMeans
-from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replace import replace_heads
 from convattn.heads.replaceable_heads import every_head, measured_heads
 
 
@@ -97,7 +97,7 @@ def test_heads_that_are_convolutions_are_replaced_without_loss(sharpness):
     """At borders and corners too, where softmax leaves out what does not exist."""
     network, x, report = planted(sharpness)
     narrow = copy.deepcopy(network).float()
-    made, record = replace_convolutional_heads(narrow, report, 0.5, same_weights=False)
+    made, record = replace_heads(narrow, report, threshold=0.5, same_weights=False)
     assert len(record.replaced) == 3
     assert record.layers_without_softmax == ("attn",)
     assert_within_budget(
@@ -109,18 +109,21 @@ def test_the_check_rejects_a_kernel_of_plain_means():
     """A planted fault: mean weights in place of the kernel add the borders' weights everywhere."""
     network, x, report = planted(20.0, known=False)
     narrow = copy.deepcopy(network).float()
-    made, _ = replace_convolutional_heads(
-        narrow, report, heads=every_head(report), same_weights=False
-    )
+    made, _ = replace_heads(narrow, report, heads=every_head(report), same_weights=False)
     with pytest.raises(AssertionError, match="above the budget"):
         assert_within_budget(
             outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float())
         )
 
 
+def with_kernels(layer):
+    """A layer, and the kernel of each of its heads."""
+    return layer, {head.head: head.position_kernel for head in layer.heads}
+
+
 @pytest.mark.parametrize("sharpness", [0.5, 20.0], ids=["soft", "hard"])
 def test_boxes_contain_no_displacement_and_all_weight_but_rounding(sharpness):
-    measured = measured_heads(planted(sharpness)[2].layers[0], (0, 1, 2))
+    measured = measured_heads(*with_kernels(planted(sharpness)[2].layers[0]))
     taps = tuple(measured.kernel.shape[1:])
     for first, size in zip(measured.first, taps, strict=True):
         assert first <= 0 < first + size
@@ -181,6 +184,6 @@ def test_borders_that_a_head_looks_past_keep_the_little_that_is_left(rest):
     kernel = tuple(1 - rest if shift == (0, 3) else rest / count for shift in layer.displacements)
     heads = tuple(replace(head, position_kernel=kernel) for head in layer.heads)
     layer = replace(layer, measured=replace(layer.measured, heads=heads))
-    group = measured_heads(layer, (0, 1, 2))
+    group = measured_heads(*with_kernels(layer))
     weights = KernelMeans(group.kernel, group.first).weights(GRID)
     assert (weights - fixed_weights(layer)).abs().sum(-1).max() <= 1e-6

@@ -15,7 +15,7 @@ from tests.heads.report_cases import (
 )
 
 from convattn.budget import assert_within_budget, roundings
-from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replace import replace_heads
 from convattn.heads.replaceable_heads import every_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own code
@@ -37,7 +37,7 @@ def exported(network, x, folder):
 def test_no_softmax_and_no_attention_is_left(tmp_path, without_type_checks):
     network, x = timm_vit(depth=1), images()
     report = report_of(network, attention_maps(network, x))
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, record = replace_heads(network, report, heads=every_head(report))
     assert len(record.layers_without_softmax) == 1
     kinds, run = exported(made, x, tmp_path)
     assert not kinds & ATTENTION

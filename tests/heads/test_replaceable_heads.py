@@ -1,4 +1,4 @@
-"""What `replace_convolutional_heads` refuses, and why heads and layers are left."""
+"""What `replace_heads` refuses, and why heads are left."""
 
 import re
 from dataclasses import replace
@@ -10,21 +10,24 @@ from tests.heads.report_cases import (
     attention_maps,
     bert,
     images,
+    outputs,
     report_of,
     timm_vit,
     torchvision_vit,
+    transformers_vit,
+    whisper,
     words,
 )
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError
+from convattn.budget import assert_within_budget, references
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.head_report import Estimate
-from convattn.heads.patch_grid import PatchGrid
-from convattn.heads.replace import replace_convolutional_heads
-from convattn.heads.replaceable_heads import every_head, random_heads
+from convattn.heads.replace import replace_heads
+from convattn.heads.replaceable_heads import random_heads
 
 
 @pytest.fixture
@@ -58,7 +61,15 @@ MISTAKES = {
         "threshold",
         [0, -0.1, 1.01, nan, float("inf"), "0.9", None, True, torch.tensor(0.5)],
     ),
-    "model must be a network": ("model", [None, "vit", torch.zeros(3)]),
+    r"model must be an nn\.Module": ("model", [None, "vit", torch.zeros(3)]),
+    "prefix must be 'mean' or 'attend'": ("prefix", ["keep", None, 1]),
+    "unknown replacement": ("by", ["", "turned", "random"]),
+    "by must be one of kernel, .* or pairs": ("by", [None, 3, ("blocks.7.attn", 0)]),
+    r"maps must hold those of the 3 heads of blocks\.0\.attn": (
+        "maps",
+        [None, {}, {"blocks.1.attn": torch.zeros(1, 3, 36, 36)}, {"blocks.0.attn": torch.zeros(3)}],
+    ),
+    "heads must name each head once": ("heads", [[("blocks.0.attn", 0)] * 2]),
     "report must be a HeadReport": ("report", [None, "report.json", {}]),
     "heads must be pairs of a layer's name and .*, but is": (
         "heads",
@@ -80,8 +91,9 @@ MISTAKES = {
 def test_mistakes_are_told(network, report, message, without_type_checks):
     argument, values = MISTAKES[message]
     for value in values:
+        given = {"by": "mean_map", "threshold": 0.001, argument: value}
         with pytest.raises(ArgumentError) as caught:
-            replace_convolutional_heads(**{"model": network, "report": report, argument: value})
+            replace_heads(**{"model": network, "report": report, **given})
         assert re.match(message, str(caught.value)), value
 
 
@@ -108,7 +120,7 @@ def other_report(network, report):
 def test_a_report_of_another_network(network, report):
     for message, given in other_report(network, report).items():
         with pytest.raises(ArgumentError, match=f"^report must {message}"):
-            replace_convolutional_heads(*given)
+            replace_heads(*given, heads=[("blocks.0.attn", 0)])
 
 
 @pytest.mark.parametrize("count", [-1, 7, 2.0, True], ids=repr)
@@ -125,66 +137,7 @@ def test_layers_that_run_twice():
         UnsupportedModelError,
         match=r"^blocks\.0\.attn runs more than once on an image, and its heads",
     ):
-        replace_convolutional_heads(network, report)
-
-
-@pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("size", [(20, 20), (28, 20), (4, 140)], ids=str)
-def test_grids_of_another_size(prefix, size):
-    """The prefix tokens' maps are those of the measured grid, and as many patches may lie in other rows."""
-    network = timm_vit(prefix, dynamic_img_size=True)
-    report = report_of(network, attention_maps(network, images()), prefix=prefix)
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
-    made(images())
-    grid = f"{size[0] // 4} x {size[1] // 4}"
-    with pytest.raises(
-        ShapeError, match=f"images must be cut into 5 x 7 patches, .* but these are cut into {grid}"
-    ):
-        made(images(size))
-    with pytest.raises(
-        ShapeError,
-        match=rf"tokens must be {35 + prefix} \({prefix} prefix and 5 x 7 positions\), .* 26",
-    ):
-        made.blocks[0].attn(torch.zeros(1, 26, 18))
-
-
-def test_a_grid_in_a_network_around():
-    network = nn.Sequential(timm_vit(dynamic_img_size=True), nn.Linear(5, 2))
-    report = report_of(network, attention_maps(network, images()))
-    made, _ = replace_convolutional_heads(network, report, heads=[("0.blocks.0.attn", 0)])
-    again, _ = replace_convolutional_heads(
-        made, replace(report, layers=report.layers[1:]), heads=[("0.blocks.1.attn", 1)]
-    )
-    assert len(again[0].patch_embed.proj._forward_hooks) == 1
-    with pytest.raises(ShapeError, match="but these are cut into 7 x 5"):
-        again(images((28, 20)))
-
-
-@pytest.mark.parametrize(
-    ("tower", "bound"), [("text", set()), ("image", {"image.patch_embed.proj"})]
-)
-def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
-    """The text's layers lie beside the image's, whose grid is not theirs."""
-    towers = nn.ModuleDict({"text": bert(), "image": timm_vit(dynamic_img_size=True)})
-    given = {"text": (words(), (11,), 0), "image": (images(), (5, 7), 1)}
-    x, *sizes = given[tower]
-    report = report_of(towers[tower], attention_maps(towers[tower], x), *sizes)
-    layers = []
-    for layer in report.layers:
-        source = layer.grid_source and f"{tower}.{layer.grid_source}"
-        layers.append(replace(layer, name=f"{tower}.{layer.name}", grid_source=source))
-    made, _ = replace_convolutional_heads(
-        towers, replace(report, layers=tuple(layers)), heads=[(layers[0].name, 0)]
-    )
-    hooks = {name: [*part._forward_hooks.values()] for name, part in made.named_modules()}
-    assert {
-        name for name, found in hooks.items() if any(isinstance(hook, PatchGrid) for hook in found)
-    } == bound
-    if bound:
-        with pytest.raises(ShapeError, match="images must be cut into 5 x 7 patches"):
-            made["image"](images((20, 20)))
-    else:
-        made["image"](images((20, 20)))
+        replace_heads(network, report)
 
 
 def test_networks_of_which_nothing_can_be_read(report):
@@ -195,31 +148,19 @@ def test_networks_of_which_nothing_can_be_read(report):
     layers = tuple(replace(layer, **other) for layer in report.layers)
     with pytest.raises(
         UnsupportedModelError,
-        match=r"(?s)cannot replace heads of ModuleDict.*attn \(Linear\): attention of",
+        match=r"(?s)cannot replace heads of ModuleDict.*attn, head 0: its class is not known; register_attention",
     ):
-        replace_convolutional_heads(network, replace(report, layers=layers))
+        replace_heads(network, replace(report, layers=layers))
 
 
 def reasons(network, report, **options):
-    _, record = replace_convolutional_heads(network, report, 0.001, **options)
+    _, record = replace_heads(network, report, threshold=0.001, **options)
     return {head.head: head.reason for head in record.heads if head.layer == "blocks.0.attn"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"pattern": "shifted windows"},
-            r"its layer attends in a pattern (shifted windows) whose borders are not those",
-        ),
-        ({"normalised": False}, "its layer's weights do not sum to one"),
-    ],
-    ids=["windows", "gates"],
-)
-def test_layers_that_are_left_whole(network, report, changes, reason):
-    found = reasons(network, with_layer(report, **changes))
-    assert len(found) == 3
-    assert all(item.startswith(reason) for item in found.values())
+def test_a_layer_whose_weights_do_not_sum_to_one_is_left_whole(network, report):
+    found = reasons(network, with_layer(report, normalised=False))
+    assert set(found.values()) == {"its layer's weights do not sum to one"}
 
 
 @pytest.mark.parametrize(
@@ -248,100 +189,81 @@ def test_heads_that_are_left(network, report, changes, reason):
     assert reasons(network, report)[0].startswith(reason)
 
 
-def test_keys_between_positions(network, report):
+def test_heads_that_are_named_and_cannot_be_replaced_so(network, report):
     halves = tuple((row / 2, col) for row, col in report.layers[0].displacements)
-    found = reasons(network, with_layer(report, displacements=halves), heads=[("blocks.0.attn", 0)])
-    assert found == {
-        0: "its keys lie between the positions",
-        1: "it was not named",
-        2: "it was not named",
-    }
+    between = with_layer(report, displacements=halves)
+    text = bert()
+    line = (text, analyze(text, words(count=6), controls=(), progress=False))
+    for given, by, reason in (
+        ((network, between), "kernel", "its keys lie between the positions"),
+        (
+            (network, with_layer(report, normalised=False)),
+            "one_tap",
+            "its layer's weights do not sum",
+        ),
+        ((network, report), "reversed", "a kernel of one axis is only reversed, and one of two"),
+        (
+            line,
+            "turned_180",
+            "a kernel of one axis is only reversed, and one of two",
+        ),
+    ):
+        head = (given[1].layers[0].name, 0)
+        with pytest.raises(UnsupportedModelError, match=f"{head[0]}, head 0: {reason}"):
+            replace_heads(*given, [head], by)
+        if given[1] is not report:
+            made, _ = replace_heads(*given, [head], "zero")
+            assert type(made.get_submodule(head[0])).__name__ == "FixedAttention"
+    with pytest.raises(ArgumentError, match="heads must be None where `by` names the head"):
+        replace_heads(network, report, [("blocks.0.attn", 0)], {("blocks.0.attn", 0): "zero"})
 
 
-@pytest.mark.parametrize("part", ["qkv", "attn_drop"])
-def test_hooks_that_would_be_lost(network, report, part):
-    network.blocks[0].attn.get_submodule(part).register_forward_hook(lambda *_: None)
-    assert set(reasons(network, report).values()) == {
-        f"its {part} has hooks, which would be lost; remove them first"
-    }
+def hooked(part):
+    return part.register_forward_hook(lambda *_: None)
 
 
-def test_dropout_of_another_kind(network, report):
-    attention = network.blocks[0].attn
-    attention.attn_drop = nn.Identity()
-    assert read_matrices(attention).dropout == 0
-    attention.attn_drop = nn.AlphaDropout()
-    assert set(reasons(network, report).values()) == {
-        "its attn_drop must be an nn.Dropout, but is a AlphaDropout"
-    }
+UNBUILT = {
+    "a hook within": lambda layer: hooked(layer.qkv),
+    "a hook": hooked,
+    "a computed output": lambda layer: parametrizations.weight_norm(layer.proj),
+    "another dropout": lambda layer: setattr(layer, "attn_drop", nn.AlphaDropout()),
+}
+
+
+@pytest.mark.parametrize("name", UNBUILT)
+def test_a_layer_that_cannot_be_built_anew_runs_as_it_is(name):
+    """Its hooks and what it computes are not lost, and its heads have the weights of a layer that was built anew."""
+    network, x = timm_vit(), images()
+    report = report_of(network, attention_maps(network, x))
+    heads = [(report.layers[0].name, 1)]
+    built, record = replace_heads(network, report, heads)
+    assert record.replaced[0].box
+    UNBUILT[name](network.get_submodule(heads[0][0]))
+    made, record = replace_heads(network, report, heads, same_weights=False)
+    assert not record.replaced[0].box
+    hi, lows = references(lambda net: outputs(net, x.to(next(net.parameters()).dtype)), built)
+    assert_within_budget(outputs(made, x), hi, lows)
+    inside = dict(made.named_modules())[f"{heads[0][0]}.attention"]
+    assert type(inside) is type(network.get_submodule(heads[0][0]))
+    assert len(inside._forward_hooks) == (name == "a hook")
 
 
 def test_calls_that_heads_by_position_do_not_take(network, report):
-    made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+    made, _ = replace_heads(network, report, heads=[("blocks.0.attn", 0)])
     with pytest.raises(ArgumentError, match="attn_mask must be None or False, but is"):
         made.blocks[0].attn(torch.zeros(1, 36, 18), attn_mask=torch.zeros(1, 1, 36, 36))
-    text = bert()
-    told = report_of(text, attention_maps(text, words()), (11,), 0)
-    layer = (
-        replace_convolutional_heads(text, told, heads=[(told.layers[0].name, 0)])[0]
-        .encoder.layer[0]
-        .attention.self
-    )
-    x = torch.zeros(1, 11, 15)
-    causal = torch.ones(1, 1, 11, 11, dtype=torch.bool).tril()
-    for given, message in (
-        ({"attention_mask": causal}, "attention_mask must be the same for all queries"),
-        ({"attention_mask": torch.ones(1, 11)}, "attention_mask must be of the shape"),
-        ({"past_key_values": object()}, "^past_key_values must be None or False, but is"),
-        ({"output_attentions": True}, "^output_attentions must be None or False, but is"),
-        ({"is_causal": True}, "^is_causal must be None or False, but is"),
+    network = transformers_vit()
+    told = report_of(network, attention_maps(network, images((28, 28))), (7, 7))
+    made, _ = replace_heads(network, told, heads=[(told.layers[0].name, 0)])
+    layer = made.get_submodule(told.layers[0].name)
+    for name, option in (
+        ("attention_mask", torch.ones(1, 50)),
+        ("past_key_values", object()),
+        ("output_attentions", True),
+        ("is_causal", True),
     ):
-        with pytest.raises(ArgumentError, match=message):
-            layer(x, **given)
-    vision = torchvision_vit()
-    told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
-    layer = (
-        replace_convolutional_heads(vision, told, heads=[(told.layers[0].name, 0)])[0]
-        .encoder.layers[0]
-        .self_attention
-    )
-    x = torch.zeros(1, 50, 15)
-    for arguments, given, message in (
-        ((x, x, x.clone()), {"need_weights": False}, "query, key and value must be one tensor"),
-        ((x, x, x), {}, "^need_weights must be None or False, but is"),
-        (
-            (x, x, x),
-            {"need_weights": False, "attn_mask": torch.zeros(50, 50)},
-            "^attn_mask must be None or False, but is",
-        ),
-        (
-            (x, x, x),
-            {"need_weights": False, "is_causal": True},
-            "^is_causal must be None or False, but is",
-        ),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            layer(*arguments, **given)
-
-
-def test_a_computed_output_matrix_and_hooks_of_torchvision_are_not_lost():
-    """torch computes attention from the tensors of `out_proj` itself, so a copy of them would look right."""
-    vision = torchvision_vit()
-    told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
-    attention = vision.encoder.layers[0].self_attention
-    heads = [(told.layers[0].name, 0)]
-    handle = attention.register_forward_hook(lambda *_: None)
-    _, record = replace_convolutional_heads(vision, told, heads=heads)
-    assert [head.reason for head in record.left][:1] == [
-        "it has hooks, which would be lost; remove them first"
-    ]
-    handle.remove()
-    parametrizations.weight_norm(attention.out_proj)
-    _, record = replace_convolutional_heads(vision, told, heads=heads, same_weights=False)
-    assert {head.reason for head in record.left if head.layer == heads[0][0]} == {
-        "its out_proj has a parametrised weight; make it permanent first"
-    }
-    assert not record.replaced
+        with pytest.raises(ArgumentError, match=f"^{name} must be None or False, but is"):
+            layer(torch.zeros(1, 50, 15), **{name: option})
 
 
 @pytest.fixture
@@ -362,50 +284,25 @@ def measured(network):
 )
 def test_a_report_of_other_weights_is_refused_or_said_to_be_one(network, measured, changed, named):
     heads = [("blocks.0.attn", 0)]
-    _, record = replace_convolutional_heads(network, measured, heads=heads)
+    _, record = replace_heads(network, measured, heads=heads)
     assert not [item for item in record.not_covered if "report was" in item]
     with torch.no_grad():
         for name in changed:
             network.get_parameter(name)[0] += 1e-3
     message = f"report must be measured with the weights that this VisionTransformer has now, but .* others {named}"
     with pytest.raises(ArgumentError, match=message):
-        replace_convolutional_heads(network, measured, heads=heads)
-    _, record = replace_convolutional_heads(network, measured, heads=heads, same_weights=False)
+        replace_heads(network, measured, heads=heads)
+    _, record = replace_heads(network, measured, heads=heads, same_weights=False)
     assert record.not_covered[-1].startswith("weights that the report was not measured with")
     assert len(record.replaced) == 1
 
 
-def torch_layer(**options):
-    return nn.MultiheadAttention(15, 3, **{"batch_first": True, **options})
-
-
-UNREAD = {
-    "a decoder": (
-        lambda: bert(is_decoder=True).encoder.layer[0].attention.self,
-        "it is a decoder's, which sees only what comes before",
-    ),
-    "keys of another width": (
-        lambda: torch_layer(kdim=7),
-        "its keys and values have widths of their own",
-    ),
-    "learned keys": (
-        lambda: torch_layer(add_bias_kv=True),
-        "it has learned keys and values beside the tokens",
-    ),
-    "an empty key": (
-        lambda: torch_layer(add_zero_attn=True),
-        "it has learned keys and values beside the tokens",
-    ),
-    "images second": (lambda: torch_layer(batch_first=False), "its batch is the second axis"),
-    "no attention": (
-        lambda: nn.Linear(15, 15),
-        "attention of its class is not replaced; `matrices` of register_attention says where its weights are",
-    ),
-}
-
-
-@pytest.mark.parametrize(("build", "reason"), UNREAD.values(), ids=UNREAD)
-def test_layers_that_are_not_read_have_a_reason(build, reason):
-    with pytest.raises(UnsupportedModelError) as caught:
-        read_matrices(build())
-    assert str(caught.value) == reason
+def test_layers_whose_matrices_are_not_read_have_a_reason():
+    decoder = whisper().layers[0].self_attn
+    decoder.is_decoder = True
+    for module, reason in (
+        (decoder, "it is a decoder's, which sees only what comes before"),
+        (nn.Linear(15, 15), "where its matrices are is not known"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=f"^{reason}$"):
+            read_matrices(module)

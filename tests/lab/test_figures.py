@@ -121,7 +121,7 @@ def test_other_endings_are_refused(tmp_path, name):
 def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[train\]"'
+        MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[analyze\]"'
     ):
         DRAWINGS[name](tmp_path / "figure.png")
 
@@ -142,6 +142,15 @@ def test_moments_are_named_by_epochs_or_steps(tmp_path):
     drawn = (tmp_path / "figure.svg").read_text()
     for name in ("start", "step 5 of 20", "step 10 of 20", "step 15 of 20", "epoch 2"):
         assert f"<!-- {name} -->" in drawn
+
+
+def test_heads_in_one_place_share_a_label(tmp_path):
+    centres = np.array([[0, 0], [0.1, -0.2], [2, 2], *[[1, 1]] * 4])
+    one = HeadSnapshot(0, 0, 0, centres, np.stack([LEANING] * 7))
+    head_layers([tmp_path / "figure.svg"], [one], title="heads")
+    drawn = (tmp_path / "figure.svg").read_text()
+    labels = ["1+2", "3", "4 heads"]
+    assert [label for label in (*labels, "6", "7") if f"<!-- {label} -->" in drawn] == labels
 
 
 def test_mean_is_over_the_epochs_that_all_seeds_have(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError
-from convattn.lab.speed_net import SpeedNet, WhitenedPatches
+from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention2d
 
 MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
@@ -43,7 +43,8 @@ def test_parameter_counts_are_those_of_the_convolutional_network():
 @pytest.mark.parametrize("mixing", [mixing for mixing in MIXINGS if mixing != "conv"])
 def test_pixels_are_mixed_by_attention_alone(mixing):
     network = drawn(mixing)
-    assert all(isinstance(layer, RelativeAttention2d) for layer in layers(network))
+    mixing_layers = [network.stem, *layers(network)]
+    assert all(isinstance(layer, RelativeAttention2d) for layer in mixing_layers)
     assert not [
         module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)
     ]
@@ -118,27 +119,44 @@ def test_content_starts_closed_and_leaves_out_the_largest_image():
         assert torch.equal(network(small_images()), plain(small_images()))
 
 
+@pytest.mark.parametrize("mixing", ["hard", "conv"])
 @pytest.mark.parametrize("patch", [1, 2, 3])
-def test_stem_is_a_convolution_of_patches(patch):
-    stem, images = WhitenedPatches(3, patch), small_images()
-    stem.whiten(images)
+def test_stem_maps_whitened_patches(patch, mixing):
+    network, images = drawn(mixing, patch=patch), small_images()
+    network.whiten(images)
+    stem = network.stem
+    assert {name for name, one in stem.named_parameters() if one.requires_grad} == {"bias"}
+    if mixing == "hard":
+        assert isinstance(stem.encoding, Shift)
+        assert stem.num_heads == patch**2
+        stem.impl = "reference"
 
-    def convolved(stem, images):
-        return F.conv2d(images, stem.weight.unflatten(1, (3, patch, patch)), stem.bias)
+    def mapped(stem, images):
+        patches = F.unfold(images, patch)
+        outputs = stem.weight.flatten(1) @ patches + stem.bias[:, None]
+        return outputs.unflatten(2, stem(images).shape[2:])
 
-    assert_within_budget(stem(images), *references(convolved, stem, images))
+    assert_within_budget(stem(images), *references(mapped, stem, images))
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(stem(images * 1.00001), *references(mapped, stem, images))
+
+
+def test_stem_uses_up_as_many_random_numbers_as_its_bias():
+    hard, conv = drawn("hard"), drawn("conv")
+    assert torch.equal(hard.head.weight, conv.head.weight)
+    torch.manual_seed(0)
+    assert torch.equal(hard.stem.bias, torch.empty(24).uniform_(-(12**-0.5), 12**-0.5))
 
 
 def test_whitened_patches_vary_as_much_in_every_direction():
-    stem, images = (
-        WhitenedPatches(2),
-        small_images(channels=2) * torch.tensor([1.0, 3.0])[:, None, None],
-    )
-    assert torch.equal(stem.weight[:8], torch.eye(8))
-    stem.whiten(images)
+    network = SpeedNet(widths=[2], in_channels=2)
+    images = small_images(channels=2) * torch.tensor([1.0, 3.0])[:, None, None]
+    assert torch.equal(network.stem.weight[:8].flatten(1), torch.eye(8))
+    network.whiten(images)
+    rows = network.stem.weight.flatten(1)
     patches = F.unfold(images.double(), 2).movedim(1, -1).flatten(0, 1)
     products = patches.T @ patches / len(patches)
-    assert torch.equal(stem.weight[8:], -stem.weight[:8])
+    assert torch.equal(rows[8:], -rows[:8])
     _, lengths, directions = torch.linalg.svd(patches / len(patches) ** 0.5, full_matrices=False)
     variances = lengths.flip(0).square()
     hi = torch.diag(variances / (variances + 5e-4))
@@ -147,9 +165,9 @@ def test_whitened_patches_vary_as_much_in_every_direction():
         return (half.double() @ products @ half.T.double()).float()
 
     lows = roundings(variation, (directions.flip(0) / (variances + 5e-4).sqrt()[:, None]).float())
-    assert_within_budget(variation(stem.weight[:8]), hi, lows)
+    assert_within_budget(variation(rows[:8]), hi, lows)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(variation(stem.weight[:8] * (1 + 1e-5)), hi, lows)
+        assert_within_budget(variation(rows[:8] * (1 + 1e-5)), hi, lows)
 
 
 @pytest.mark.parametrize("size", [9, 14])

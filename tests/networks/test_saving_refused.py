@@ -17,7 +17,7 @@ from convattn import (
     load_network,
     network_to_attention,
     network_to_conv,
-    replace_convolutional_heads,
+    replace_heads,
     save_network,
 )
 from convattn.convert.certificate import NetworkCertificate
@@ -35,10 +35,10 @@ def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
         torch.randn(8, 3, 160, 160),
     )
     report = analyze(network, images, controls=(), progress=False)
-    made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+    made, _ = replace_heads(network, report, heads=[("blocks.0.attn", 0)])
     with pytest.raises(
         UnsupportedModelError,
-        match=r"blocks\.0\.attn.* was made by replace_convolutional_heads.*state_dict",
+        match=r"blocks\.0\.attn.* was made by replace_heads.*state_dict",
     ):
         save_network(made, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
@@ -49,7 +49,7 @@ def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
         in found.not_covered
     )
     every = [(layer.name, head.head) for layer in report.layers for head in layer.measured.heads]
-    made, _ = replace_convolutional_heads(network, report, heads=every)
+    made, _ = replace_heads(network, report, heads=every)
     with pytest.raises(
         UnsupportedModelError,
         match=r"blocks\.0\.attn\.tokens \(.*\): its heads were replaced; read the",

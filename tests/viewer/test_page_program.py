@@ -102,7 +102,7 @@ def test_a_fault_is_seen(tmp_path):
     scene = build_scene(Exhibit(moved, images, mean=MEAN, std=STD))
     (tmp_path / "scene").write_bytes(scene.to_bytes())
     run_node("run.js", tmp_path / "scene", tmp_path)
-    with pytest.raises(AssertionError, match=r"0-output: error .* is above the budget"):
+    with pytest.raises(AssertionError, match=r"1-output: error .* is above the budget"):
         _assert_same(network, images, tmp_path, "0-0")
 
 

@@ -100,7 +100,7 @@ DEFAULT_IMAGES = ImageOptions()
 
 def pictures_need(path: Path | None) -> tuple[str, ...]:
     """Returns the optional modules that read images: none for a file of numpy, which may hold numbers."""
-    return () if path is not None and path.suffix.lower() == ".npy" else ("PIL", "pyarrow")
+    return () if path is not None and path.suffix.lower() == ".npy" else ("PIL",)
 
 
 def require_images(path: Path | None, source: str = "") -> None:

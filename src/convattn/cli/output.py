@@ -51,14 +51,10 @@ def first_free(path: Path, ending: str = "") -> Path:
         'demo-2.html'
     """
     free, number = path.with_name(f"{path.name}{ending}"), 1
-    while free.exists() and not _is_empty_folder(free):
+    while free.is_file() or any(free.glob("*")):
         number += 1
         free = path.with_name(f"{path.name}-{number}{ending}")
     return free
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
@@ -131,4 +127,4 @@ def fit(text: str, columns: int) -> str:
 
 def say(line: str) -> None:
     """Prints a line on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(line, file=sys.stderr)

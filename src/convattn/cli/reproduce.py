@@ -7,7 +7,7 @@ from convattn.cli.threads import one_thread
 from convattn.errors import require_packages
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913 - the options of the command
     target: str,
     /,
     *,
@@ -17,6 +17,7 @@ def reproduce(
     data: Path | None = None,
     imports: Imports = (),
     train: bool = False,
+    yes: bool = False,
     json: bool = False,
 ) -> int:
     """Make a table or a figure of the paper, and train the runs that it lacks.
@@ -37,6 +38,7 @@ def reproduce(
         imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
             too. May be given more than once.
         train: Train the runs that are missing, with seed 0; one that was stopped goes on.
+        yes: Train for more than an hour without being asked in a terminal.
         json: Print the result as JSON.
 
     Returns:
@@ -51,11 +53,12 @@ def reproduce(
 
     import_modules(imports)
 
-    tiny = scale == "tiny"
     folder = output or first_free(Path(f"reproduce-{target}"))
-    tell = say if train or tiny else None
-    with one_thread(tiny):
-        result = reproduction.reproduce([target], runs, folder, scale=scale, data=data, tell=tell)
+    tell = say if train or scale == "tiny" else None
+    with one_thread(scale == "tiny"):
+        result = reproduction.reproduce(
+            [target], runs, folder, scale=scale, data=data, tell=tell, yes=yes
+        )
     wrote = [f"wrote {folder / file}" for item in result.targets for file in item.files]
     print_record(result, "\n".join([result.summary(), *wrote]), json=json)
     return 0 if result.complete else 1

@@ -32,6 +32,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     output: Output = Path("study"),
     workers: Count = 1,
     threads: Count | None = None,
+    yes: bool = False,
     json: bool = False,
 ) -> int:
     """Train recipes with several seeds, and compare them.
@@ -58,6 +59,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         workers: Runs at a time.
         threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
             the cores divided by the workers.
+        yes: Train for more than an hour without being asked in a terminal.
         json: Print the study's record as JSON.
 
     Returns:
@@ -80,6 +82,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
             workers=workers,
             threads=threads,
             tell=say,
+            yes=yes,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -100,9 +103,7 @@ def _read_seeds(text: str) -> list[int]:
 
 def _read_grid(texts: tuple[str, ...]) -> dict[str, list[str]]:
     """Reads the values of each key that varies."""
-    grid = {}
-    for key, values in key_values(texts, "--grid").items():
-        grid[key] = values.split(",")
+    grid = {key: values.split(",") for key, values in key_values(texts, "--grid").items()}
     if len(grid) < len(texts):
         raise ArgumentError("--grid must be given once for each key, with all of its values")
     return grid

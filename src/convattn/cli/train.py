@@ -32,6 +32,7 @@ def train(  # noqa: PLR0913 - the options of the command
     resume: bool = False,
     checkpoint_every: WholeNumber | None = None,
     tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = (),
+    yes: bool = False,
     json: bool = False,
 ) -> int:
     """Train a network by a recipe, and record everything needed to repeat the run.
@@ -60,6 +61,7 @@ def train(  # noqa: PLR0913 - the options of the command
         resume: Continue the run in the folder; a finished run is left as it is.
         checkpoint_every: Steps between two checkpoints. Default: one checkpoint after each epoch.
         tracker: Also send the metrics to tensorboard, wandb or trackio; may be given more than once.
+        yes: Train for more than an hour without being asked in a terminal.
         json: Print the run's record as JSON.
 
     Returns:
@@ -70,6 +72,7 @@ def train(  # noqa: PLR0913 - the options of the command
         changes["seed"] = str(seed)
     from convattn.lab import load_recipe
     from convattn.lab import train as train_by
+    from convattn.lab.run_cost import announce
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
     name = f"{resolved.name}-{resolved.scale}-{resolved.seed}".replace("-paper-", "-")
@@ -79,6 +82,8 @@ def train(  # noqa: PLR0913 - the options of the command
     tell = None if sys.stderr.isatty() else say  # a terminal has the progress bar
     try:
         with one_thread(resolved.is_small):
+            if not resume:
+                announce([resolved], say, yes=yes)
             record = train_by(
                 resolved,
                 output=folder,
@@ -90,8 +95,10 @@ def train(  # noqa: PLR0913 - the options of the command
     except KeyboardInterrupt:
         if not any(folder.glob("checkpoints/step-*")):
             raise
-        words = ["convattn", "train", f"{folder}/recipe.toml", "-o", f"{folder}", "--resume"]
-        raise KeyboardInterrupt(f"{shlex.join(words)} goes on from the newest checkpoint") from None
+        run = shlex.quote(str(folder))
+        raise KeyboardInterrupt(
+            f"convattn train {run}/recipe.toml -o {run} --resume goes on from the newest checkpoint"
+        ) from None
     # torchrun and accelerate name the first of several processes so
     if os.environ.get("RANK", "0") == "0":
         print_record(record, f"{record.summary()}\nwrote {folder}", json=json)

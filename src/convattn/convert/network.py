@@ -217,7 +217,7 @@ def network_to_conv(
 
     Args:
         model: The network; it is not changed, and the copy shares nothing with it.
-        kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer.
+        kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer. Hard heads may keep a smaller one.
         mass: Largest share in (0, 1) of a head's attention that may lie outside its window; None means rounding.
         borders: As in `attention_to_conv`: "exact" or "auto" keep what attention computes at borders. Give images of
             the size that the network is for.

@@ -93,7 +93,7 @@ def attention_to_conv(
         layer: RelativeAttention1d/2d/3d without content, or a gated one whose gate is closed up to rounding; it is not
             changed.
         kernel_size: Taps per axis, ≥ 1. None takes the layer's own window, or the smallest one that leaves at most
-            `mass` outside.
+            `mass` outside. Hard heads that no window of this size holds may keep their own, smaller one.
         mass: Largest share in (0, 1) of a head's attention that may lie outside the window. None means eps of the
             weights' dtype.
         spatial: Sizes of the images. Needed if attention does not fall off with distance, because it then depends on

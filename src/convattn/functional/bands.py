@@ -71,7 +71,9 @@ class Bands(NamedTuple):
 
 
 def find_bands(
-    table: Float[Tensor, "heads displacements"], axis: Axis, dtype: torch.dtype
+    table: Float[Tensor, "heads displacements"],
+    axis: Axis,
+    dtype: torch.dtype,
 ) -> Bands | None:
     """Finds the displacements that matter to each head, and the keys that its queries near the ends need.
 
@@ -150,7 +152,9 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
 
 
 def _window_max(
-    values: Float[Tensor, "heads values"], windows: int, width: int
+    values: Float[Tensor, "heads values"],
+    windows: int,
+    width: int,
 ) -> Float[Tensor, "heads windows"]:
     """Returns the largest value of each window of `width` neighbours, in O(values)."""
     if windows > width:
@@ -212,7 +216,10 @@ class _BandAttention(NamedTuple):
     keys: Float[Tensor, "batch channels keys"]
 
     def attend(
-        self, band: Band, maps: Tensor, groups: int
+        self,
+        band: Band,
+        maps: Tensor,
+        groups: int,
     ) -> Float[Tensor, "batch outputs queries"]:
         """Attends at both ends and between them."""
         (first, head), (last, tail) = band.before, band.after
@@ -244,7 +251,11 @@ class _BandAttention(NamedTuple):
         return einsum(weights, pixels, pattern)
 
     def _inside(
-        self, band: Band, queries: range, maps: Tensor, groups: int
+        self,
+        band: Band,
+        queries: range,
+        maps: Tensor,
+        groups: int,
     ) -> Float[Tensor, "batch outputs queries"]:
         """Attends where all displacements of the band lead to a key, so that all queries have the same weights."""
         seen = self.scores[:, band.low - self.axis.lowest :][:, : band.taps]

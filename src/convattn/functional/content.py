@@ -302,7 +302,11 @@ class ContentPath(Path):
 
     @classmethod
     def of(
-        cls, sizes: CallSizes, form: PositionForm, reason: str, position: Path | None
+        cls,
+        sizes: CallSizes,
+        form: PositionForm,
+        reason: str,
+        position: Path | None,
     ) -> "ContentPath":
         """Says in which precision, order and form it computes."""
         precision = form.precision(sizes.product_dtype, sizes.device)

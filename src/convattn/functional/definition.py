@@ -21,7 +21,9 @@ from convattn.grid import Axis
 
 
 def weights_by_definition(
-    heads: Heads, axes: Sequence[Axis], like: Tensor
+    heads: Heads,
+    axes: Sequence[Axis],
+    like: Tensor,
 ) -> Float[Tensor, "*images heads queries keys"]:
     """Computes the weights of every query and key, in at least float32; with content one set for each image.
 

@@ -117,7 +117,9 @@ def _of_keys(channels: Tensor, lengths: Sequence[int]) -> Complex[Tensor, "..."]
 
 
 def _at_queries(
-    transform: Tensor, lengths: Sequence[int], axes: Sequence[Axis]
+    transform: Tensor,
+    lengths: Sequence[int],
+    axes: Sequence[Axis],
 ) -> Float[Tensor, "..."]:
     """Transforms back, to the queries' positions."""
     *others, last = query_slices(axes)
@@ -129,7 +131,9 @@ def _at_queries(
 
 
 def _sizes_at_a_time(
-    images: Float[Tensor, "batch groups channels *spatial"], heads: int, lengths: torch.Size
+    images: Float[Tensor, "batch groups channels *spatial"],
+    heads: int,
+    lengths: torch.Size,
 ) -> tuple[int, int, int]:
     """Returns how many images, groups with all their channels, and channels of one group are transformed at a time."""
     _, groups, channels = images.shape[:3]
@@ -248,7 +252,10 @@ def fourier_attention(
 
 
 def _attend(
-    axes: Sequence[Axis], queries: Tensor, scores: Tensor, pixels: Tensor
+    axes: Sequence[Axis],
+    queries: Tensor,
+    scores: Tensor,
+    pixels: Tensor,
 ) -> Float[Tensor, "batch channels queries"]:
     """Takes one head's means at some queries, by the definition."""
     own = scores.flatten()[displacement_places(axes, queries, scores.device)]
@@ -258,7 +265,10 @@ def _attend(
 
 
 def _place(
-    part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int]
+    part: Tensor,
+    axes: Sequence[Axis],
+    lengths: Sequence[int],
+    starts: Sequence[int],
 ) -> Float[Tensor, "heads *lengths"]:
     """Moves displacement δ to index δ modulo the length, with zeros elsewhere; `part` begins at the starts."""
     first = []
@@ -279,7 +289,9 @@ def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queri
 
 
 def _survey(
-    exponential: Float[Tensor, "*displacements"], axes: Sequence[Axis], least: float
+    exponential: Float[Tensor, "*displacements"],
+    axes: Sequence[Axis],
+    least: float,
 ) -> tuple[Tensor, ...]:
     """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
     lengths = [quick_length(size) for size in exponential.shape]
@@ -351,5 +363,5 @@ def transform_cost(sizes: CallSizes) -> Cost:
     pairs = sizes.batch * (sizes.channels + 1) // 2
     one = 5 * size * max(1, round(log2(size)))
     flops = one * pairs * (sizes.heads + 1) + 6 * size * pairs * sizes.heads
-    memory = 16 * size * sizes.heads + 3 * _CHANNEL_BYTES + sizes.heads * sizes.queries * 8
+    memory = 16 * size * sizes.heads + _CHANNEL_BYTES + sizes.heads * sizes.queries * 8
     return Cost(flops, memory)

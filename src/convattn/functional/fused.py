@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,7 @@ from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     KEPT_BYTES,
     at_least_float32,
+    backward_to_differentiate,
     chunks,
     computed_again,
     is_accelerator,
@@ -66,7 +67,10 @@ class Mask:
         return sum(table.shape[1] for table in self.features)
 
     def scores(
-        self, some: slice, query: Float[Tensor, "images heads queries width"], *tables: Tensor
+        self,
+        some: slice,
+        query: Float[Tensor, "images heads queries width"],
+        *tables: Tensor,
     ) -> Float[Tensor, "images_or_one heads queries keys"]:
         """Returns the scores of every key and of those queries which the slice is, looked up in the tables."""
         own = tables[: len(self.own)]
@@ -104,7 +108,9 @@ class Mask:
 
 
 def _looked_up(
-    query: Tensor, features: Tensor, places: Tensor
+    query: Tensor,
+    features: Tensor,
+    places: Tensor,
 ) -> Float[Tensor, "images heads queries keys"]:
     """Computes q·r_δ for every displacement, and looks those of each query up."""
     seen = query @ features.mT
@@ -161,7 +167,12 @@ def fused_attention(
 
 
 def _by_kernel(
-    mask: Mask | None, dropout: float, scale: float, query: Tensor, key: Tensor, value: Tensor
+    mask: Mask | None,
+    dropout: float,
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
     inner = value.shape[-1]
@@ -171,9 +182,9 @@ def _by_kernel(
         scores = query.shape[1:3].numel() * key.shape[2] * 4
         images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
         pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
-    compute = partial(_of_kernel, scale, dropout=dropout)
+    compute = partial(_of_kernel, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
-        compute = computed_again(partial(_of_kernel, scale), partial(_by_definition, scale))
+        compute = _Fused.apply
     means = []
     for own in pieces:
         inputs = _fitting_widths(*own)
@@ -182,7 +193,7 @@ def _by_kernel(
             scaled = own[0].to(wide) * scale
             scores = mask.scores(slice(None), scaled, *mask.tables)
             inputs.append(scores.to(query.dtype))
-        means.append(compute(*inputs))
+        means.append(compute(scale, *inputs))
     y = means[0]
     if len(means) > 1:
         y = torch.cat(means)
@@ -227,7 +238,11 @@ def _of_kernel(
 
 
 def _by_definition(
-    scale: float, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes what the kernel does, in operations that torch can differentiate to any order."""
     scores = scale * (query @ key.mT)
@@ -236,8 +251,53 @@ def _by_definition(
     return _mixed(attention_weights(scores).to(value.dtype), value)
 
 
+class _Fused(torch.autograd.Function):
+    """The kernel, whose gradient can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, *inputs: Tensor) -> Tensor:
+        leaves, y = _with_graph(scale, inputs)
+        # y brings its own graph along, which goes when the tensors saved here go
+        ctx.save_for_backward(*inputs, *leaves, y)
+        ctx.scale = scale
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        *saved, y = ctx.saved_tensors
+        inputs = saved[: len(saved) // 2]
+        leaves = saved[len(saved) // 2 :]
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute = partial(_by_definition, ctx.scale)
+            return None, *backward_to_differentiate(compute, inputs, needed, gradient)
+        if y.grad_fn is None:  # a hook for saved tensors, as of a checkpoint, took the graph away
+            leaves, y = _with_graph(ctx.scale, inputs, needed)
+        learning = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(y, learning, gradient, retain_graph=True))
+        return None, *(next(found) if need else None for need in needed)
+
+
+def _with_graph(
+    scale: float, inputs: Sequence[Tensor], needed: Sequence[bool] | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Computes by the kernel, with a graph from copies of the inputs that share their memory."""
+    if needed is None:
+        needed = [tensor.requires_grad for tensor in inputs]
+    leaves = []
+    for tensor, need in zip(inputs, needed, strict=True):
+        leaves.append(tensor.detach().requires_grad_(need))
+    with torch.enable_grad():
+        return leaves, _of_kernel(scale, *leaves)
+
+
 def _in_pieces(
-    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
+    mask: Mask | None,
+    dropout: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by weights of as many images, or queries of one image, as fit the memory.
 
@@ -279,7 +339,11 @@ def _explicit(
 
 
 def _weights(
-    mask: Mask | None, some: slice, query: Tensor, key: Tensor, *tables: Tensor
+    mask: Mask | None,
+    some: slice,
+    query: Tensor,
+    key: Tensor,
+    *tables: Tensor,
 ) -> Float[Tensor, "images heads queries keys"]:
     """Computes the weights of every key and of those queries which the slice is."""
     if mask is None:
@@ -295,6 +359,5 @@ def _mixed(
     weights: Float[Tensor, "images heads queries keys"], value: Tensor
 ) -> Float[Tensor, "images heads queries inner"]:
     """Takes the means of values, of each head or of all."""
-    if value.shape[1] > 1:
-        return weights @ value
-    return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
+    together = weights.flatten(1, 2).unflatten(1, (value.shape[1], -1))
+    return (together @ value).flatten(1, 2).unflatten(1, weights.shape[1:3])

@@ -117,7 +117,9 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Float[Tensor, "rows keys"], pixels: Float[Tensor, "batch keys channels"]
+        ctx: Any,
+        rows: Float[Tensor, "rows keys"],
+        pixels: Float[Tensor, "batch keys channels"],
     ) -> Float[Tensor, "batch rows channels"]:
         ctx.save_for_backward(rows, pixels)
         return torch.bmm(rows.expand(len(pixels), -1, -1), pixels)

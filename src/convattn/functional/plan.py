@@ -252,7 +252,11 @@ def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
 
 
 def _long(
-    encoding: Encoding, sizes: CallSizes, table: Tensor, reason: str, way: object
+    encoding: Encoding,
+    sizes: CallSizes,
+    table: Tensor,
+    reason: str,
+    way: object,
 ) -> Path | None:
     """Computes a long sequence without weights for every pair: in bands, or by transforms if heads are wide."""
     if not can_be_read(table):

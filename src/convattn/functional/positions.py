@@ -236,7 +236,9 @@ def quadratic_error(
 
 
 def second_degree(
-    encoding: Quadratic, dtype: torch.dtype, device: torch.device | None = None
+    encoding: Quadratic,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, "heads dims"]]:
     """Returns c₀ = −α and c = 2αΔ, with which the score is c₀‖δ‖² + c·δ up to a number per head."""
     compute_parameters(encoding)
@@ -290,7 +292,9 @@ def _finite(scores: Tensor) -> Float[Tensor, "..."]:
 
 
 def one_hot(
-    axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
+    axes: Sequence[Axis],
+    dtype: torch.dtype,
+    device: torch.device | None,
 ) -> Float[Tensor, "keys channels"]:
     """Returns the keys' channels: for each axis, 1 at the key's position and 0 elsewhere."""
     parts = [torch.eye(axis.keys, dtype=dtype, device=device) for axis in axes]
@@ -331,7 +335,9 @@ def second_degree_key(
 
 
 def _centred(
-    positions: Sequence[range], axes: Sequence[Axis], like: Tensor
+    positions: Sequence[range],
+    axes: Sequence[Axis],
+    like: Tensor,
 ) -> Float[Tensor, "places dims"]:
     """Returns the places on a grid of positions, counted from the middle of the keys."""
     along = []

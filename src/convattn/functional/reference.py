@@ -285,11 +285,14 @@ class ContentTerms(Protocol):
 
 
 def queries_and_keys(
-    content: ContentTerms, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
+    content: ContentTerms,
+    keys: Float[Tensor, "images channels *keys"],
+    axes: Sequence[Axis],
 ) -> tuple[
     Float[Tensor, "images heads queries_flat width"], Float[Tensor, "images heads keys_flat width"]
 ]:
     """Returns queries W_q x and keys W_k x of every image; refuses hooks on what holds both, which is not called."""
+    assert isinstance(content, nn.Module)
     compute_parameters(content)
     both = []
     for linear, pixels in ((content.query, query_pixels(keys, axes)), (content.key, keys)):
@@ -300,7 +303,12 @@ def queries_and_keys(
 
 
 def position_features(
-    content: ContentTerms, encoding: Encoding, axes: Sequence[Axis], like: Tensor, *, by_axis: bool
+    content: ContentTerms,
+    encoding: Encoding,
+    axes: Sequence[Axis],
+    like: Tensor,
+    *,
+    by_axis: bool,
 ) -> list[Float[Tensor, "heads_or_one _ width"]]:
     """Returns Ŵr_δ of displacements along each axis or of all, in the dtype of a tensor; nothing without the term."""
     if not content.uses_position:

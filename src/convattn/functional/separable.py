@@ -77,28 +77,6 @@ def _are_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
     return len(weights[0]) * prod(keys.shape[:2]) * pixels * keys.element_size() <= SMALL_BYTES
 
 
-def values_first_attention(
-    weights: Sequence[Float[Tensor, "heads _ _"]],
-    keys: Float[Tensor, "batch channels *spatial"],
-    maps: HeadMaps,
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n: y[q] = Σ_h W_out,h Σ_k A_h[q, k] W_val,h x[k].
-
-    It is faster if heads have few channels, or if there are fewer output than input channels.
-
-    Args:
-        weights: For each axis, (heads, queries, keys).
-        keys: Key images with as many axes.
-        maps: W_val and W_out; without W_out the heads are summed as they are.
-
-    Returns:
-        Output channels at each query, in the dtype of `keys`.
-    """
-    values = rearrange(maps.values(keys), "images heads keys inner -> heads images inner keys")
-    means = means_by_axis(weights, values.unflatten(3, keys.shape[2:]))
-    return maps.combine(means.transpose(0, 1))
-
-
 def values_come_first(sizes: CallSizes, *, by_axis: bool) -> bool:
     """Tells whether values before means are estimated to be faster than means before W_h."""
     values = sizes.explicit_flops(by_axis=by_axis, values_first=True) * OWN_CHANNELS
@@ -124,11 +102,17 @@ def explicit_means(
     *,
     values_first: bool,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Takes weighted means along each axis, before or after the matrices."""
+    """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n before the matrices, or after W_val.
+
+    Values first, y[q] = Σ_h W_out,h Σ_k A_h[q, k] W_val,h x[k], is faster if heads have few channels, or if there are
+    fewer output than input channels.
+    """
     if not values_first:
         return separable_attention(weights, keys, maps.whole(), maps.groups)
     narrow = [weight.to(keys.dtype) for weight in weights]
-    return values_first_attention(narrow, keys, maps)
+    values = rearrange(maps.values(keys), "images heads keys inner -> heads images inner keys")
+    means = means_by_axis(narrow, values.unflatten(3, keys.shape[2:]))
+    return maps.combine(means.transpose(0, 1))
 
 
 @final

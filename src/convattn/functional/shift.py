@@ -105,7 +105,9 @@ def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis])
 
 
 def _as_transposed_kernel(
-    maps: Tensor, groups: int, taps: tuple[int, ...]
+    maps: Tensor,
+    groups: int,
+    taps: tuple[int, ...],
 ) -> Float[Tensor, "inputs outputs_per_group *taps"]:
     """Arranges the matrices of taps as the kernel of a transposed convolution."""
     kernel = rearrange(
@@ -138,33 +140,33 @@ def _by_tap(
     return torch.stack([sum(heads, empty) for heads in heads_at])
 
 
-def _stays_inside(window: Window, axes: Sequence[Axis]) -> bool:
-    """Tells whether no tap of any query leads out of the keys."""
+def _seen(window: Window, axes: Sequence[Axis]) -> list[tuple[int, int]]:
+    """Returns the first pixel under the kernel along each axis, and the one after the last; keys begin at 0."""
+    seen = []
     for axis, low, high in zip(axes, window.first, window.last, strict=True):
-        if axis.queries[0] + low < 0 or axis.queries[-1] + high >= axis.keys:
-            return False
-    return True
+        seen.append((axis.queries[0] + low, axis.queries[-1] + high + 1))
+    return seen
 
 
 def _pixels_seen(
-    keys: Tensor, axes: Sequence[Axis], first: Sequence[int], last: Sequence[int]
+    keys: Tensor, seen: Sequence[tuple[int, int]]
 ) -> Float[Tensor, "batch channels *seen"]:
     """Cuts out the keys under the kernel; beyond the border the nearest key is repeated."""
     repeats = []
-    for dim, (axis, low, high) in enumerate(zip(axes, first, last, strict=True), start=2):
-        start = axis.queries[0] + low
-        stop = axis.queries[-1] + high + 1
-        inside = slice(min(max(0, start), axis.keys - 1), max(1, min(stop, axis.keys)))
-        keys = keys[(slice(None),) * dim + (inside,)]
-        repeats.append((max(0, -start), max(0, stop - axis.keys)))
-    if not any(map(any, repeats)):
-        return keys
-    flat = [pixels for pair in reversed(repeats) for pixels in pair]
-    return functional.pad(keys, flat, mode="replicate")
+    cuts = []
+    for count, (start, stop) in zip(keys.shape[2:], seen, strict=True):
+        cuts.append(slice(min(max(0, start), count - 1), max(1, min(stop, count))))
+        repeats = [max(0, -start), max(0, stop - count), *repeats]
+    inside = keys[(..., *cuts)]
+    if not any(repeats):
+        return inside
+    return functional.pad(inside, repeats, mode="replicate")
 
 
 def find_shifts(
-    tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float
+    tables: Sequence[Float[Tensor, "heads _"]],
+    axes: Sequence[Axis],
+    most: float,
 ) -> Shifts | None:
     """Finds out from scores alone whether all heads are hard, and where they look, in O(displacements).
 
@@ -207,7 +209,9 @@ def find_shifts(
 
 
 def _leak_at_end(
-    scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
+    scores: Float[Tensor, "heads displacements"],
+    offsets: Int[Tensor, "heads 1"],
+    axis: Axis,
 ) -> Float[Tensor, ""]:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
     # where the displacement is that leads from each query to the last key
@@ -261,10 +265,14 @@ class ShiftPath(Path):
         if _pads_zeros(geometry):
             window = Window.fit(geometry, first, taps, steps, transposed=spreads, axes=axes)
         stride = tuple(axis.queries.step for axis in axes)
-        if window is None or not _stays_inside(window, axes):
-            last = Window(first, taps, steps, ()).last
-            x = _pixels_seen(pad_keys(x, geometry), axes, first, last)
-            window = Window(first, taps, steps, (0,) * len(axes))
+        plain = Window(first, taps, steps, (0,) * len(axes))
+        seen = _seen(plain, axes)
+        leads_out = any(
+            start < 0 or stop > axis.keys for (start, stop), axis in zip(seen, axes, strict=True)
+        )
+        if window is None or leads_out:
+            x = _pixels_seen(pad_keys(x, geometry), seen)
+            window = plain
         padding = window.padding
         extra = window.output_padding
         assert not isinstance(padding, str)

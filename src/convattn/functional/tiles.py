@@ -122,7 +122,11 @@ class _Product(torch.autograd.Function):
 
 
 def _as_products(
-    groups: int, order: tuple[int, int], pixels: Tensor, maps: Tensor, *weights: Tensor
+    groups: int,
+    order: tuple[int, int],
+    pixels: Tensor,
+    maps: Tensor,
+    *weights: Tensor,
 ) -> Tensor:
     """Computes what `_Product` does, in operations that torch can differentiate."""
     keys = pixels.movedim(*order[::-1])
@@ -240,7 +244,10 @@ class _Means:
                     yield _Tile(several, *tile)
 
     def _windows(
-        self, weight: Tensor, parts: Sequence[slice], length: int | None = None
+        self,
+        weight: Tensor,
+        parts: Sequence[slice],
+        length: int | None = None,
     ) -> list[list[Window]]:
         """Cuts an axis into tiles of a length; into short ones, if that pays, where none is given."""
         negligible = torch.finfo(weight.dtype).eps / 64
@@ -459,7 +466,9 @@ def _split(
 
 
 def _blocks(
-    maps: Float[Tensor, "heads outputs channels_per_group"], before: int, groups: int
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    before: int,
+    groups: int,
 ) -> Float[Tensor, "heads parts outputs_per_group channels_per_group"]:
     """Repeats the blocks of each matrix for all that is before the channels."""
     pattern = "heads (groups outputs) channels -> heads (before groups) outputs channels"

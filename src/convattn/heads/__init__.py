@@ -5,7 +5,8 @@ from convattn.heads.controls import CONTROLS
 from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
 from convattn.heads.initialise import init_heads_
-from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.mean_maps import mean_maps
+from convattn.heads.replace import replace_heads
 from convattn.heads.replaceable_heads import random_heads
 
 __all__ = [
@@ -15,7 +16,8 @@ __all__ = [
     "KernelMeans",
     "analyze",
     "init_heads_",
+    "mean_maps",
     "random_heads",
     "read_heads",
-    "replace_convolutional_heads",
+    "replace_heads",
 ]

@@ -31,6 +31,8 @@ _LINEAR = "it has no softmax over positions (linear attention), so no weights"
 _NO_GRID = "nothing around it says which grid its tokens form"
 _POOL = "its queries are learned and have no position: it pools the tokens"
 
+_REPLACED = "its heads were replaced; read the network before"
+
 _REFUSED: dict[str, str] = {
     "timm.layers.attention_pool.AttentionPoolLatent": _POOL,
     "timm.layers.attention_pool.AttentionPoolPrr": _POOL,
@@ -51,7 +53,8 @@ _REFUSED: dict[str, str] = {
     "timm.models.levit.AttentionDownsample": _NO_GRID,
     "timm.models.volo.OutlookAttention": "its weights come from a linear map of the query alone, without keys",
     "transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead": _POOL,
-    "convattn.heads.convolved_attention.ConvolvedAttention": "its heads were replaced; read the network before",
+    "convattn.heads.convolved_attention.ConvolvedAttention": _REPLACED,
+    "convattn.heads.fixed_attention.FixedAttention": _REPLACED,
     "convattn.layers.frozen.FrozenAttention": "it is frozen and holds no weights; take the layer before `freeze`",
 }
 
@@ -66,7 +69,6 @@ _CATALOGUE: dict[str, AttentionClass] = {
 _NONE_KNOWN = (
     "it has no module of a known class; run by `watch`, it says which one attends and what to type"
 )
-_NO_MATRICES = "attention of its class is not replaced; `matrices` of register_attention says where its weights are"
 _registered: list[tuple[type[nn.Module], AttentionClass]] = []  # The last of a class counts
 
 _TRANSFORMERS_VIT = "transformers.models.vit.modeling_vit"
@@ -85,9 +87,8 @@ def register_attention(
     read: ReadLayout,
     *,
     heads_first: bool = False,
-    matrices: Callable[[nn.Module], TokenAttention] | None = None,
 ) -> ExitStack:
-    """Says how the attention of a class of your own is laid out, so that `watch` reads it.
+    """Says how the attention of a class of your own is laid out, so that it is read, and its heads are replaced.
 
     This holds in the whole process until what is returned is closed, or its `with` block is left. The weights are found
     as for other modules: from `scaled_dot_product_attention`, or from a softmax and the product with values that
@@ -95,11 +96,8 @@ def register_attention(
 
     Args:
         cls: The class of the attention module; subclasses are not included. Of several readers the last one counts.
-            Heads of a class that is replaced by itself are replaced all the same.
         read: Called with the `CallContext` of each call; returns the `Layout`, or raises UnsupportedModelError.
         heads_first: Whether the weights have their heads before their groups, and not after.
-        matrices: Called with a module of the class; returns its weight matrices as a `TokenAttention`, so that its
-            heads can be replaced, or raises UnsupportedModelError. None if they are not.
 
     Returns:
         A context manager that takes the registration back, as its method `close` does.
@@ -119,8 +117,6 @@ def register_attention(
         raise ArgumentError(must_be_a("read", "a function from a call to a layout", read))
     known = _CATALOGUE.get(full_name(cls), AttentionClass())
     known = replace(known, pattern="registered", layout=read, heads_first=heads_first, refused=None)
-    if matrices is not None:
-        known = replace(known, matrices=matrices, foreign=True)
     entry = (cls, known)
     _registered.append(entry)
     registration = ExitStack()
@@ -147,17 +143,19 @@ def is_own(module: nn.Module) -> bool:
     return type(module) in ATTENTION_LAYERS
 
 
+def convolves(module: nn.Module) -> bool:
+    """Tells whether a module gives out images, as a convolution of planes does, or a layer of this library."""
+    own = is_own(module) and module.dims == 2
+    return isinstance(module, nn.Conv2d) or bool(own)
+
+
 def read_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     known = attention_class(attention)
     if known is None or known.matrices is None:
         reason = None if known is None else known.refused or known.unchanged
-        raise UnsupportedModelError(reason or _NO_MATRICES)
-    matrices: object = known.matrices(attention)
-    if not isinstance(matrices, TokenAttention):
-        returned = f"what `matrices` of {type(attention).__name__} returns"
-        raise ArgumentError(must_be_a(returned, "a TokenAttention", matrices))
-    return matrices
+        raise UnsupportedModelError(reason or "where its matrices are is not known")
+    return known.matrices(attention)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from string import ascii_letters
 from typing import Any, NamedTuple
 
 import torch
-from einops import repeat
+from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,14 +59,18 @@ class Contraction(NamedTuple):
         if allowed is not None:
             mask = _arranged(allowed, names, of_weights, sizes)
         wide = torch.promote_types(weights.dtype, torch.float32)
+        of_out = (*groups, queries, channels)
+        letters = " ".join(_letters(out, self.result, sizes))
+        of_axes = {name: sizes[name] for name in "".join(of_out)}
         return Product(
-            out=_arranged(out, self.result, (*groups, queries, channels), sizes),
+            out=_arranged(out, self.result, of_out, sizes),
             inputs=(weights, values),
             compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
             weights=lambda: weights.detach().to(wide, copy=True),
             mask=mask,
             rounding=torch.finfo(weights.dtype).eps,
             by_hand=by_hand,
+            restore=lambda out: rearrange(out, f"{_joined(of_out)} -> {letters}", **of_axes),
         )
 
     def _sorted(
@@ -124,9 +128,13 @@ def _arranged(
 ) -> Tensor:
     """Sorts axes into groups, each of which becomes one; repeats what is missing."""
     letters = _letters(tensor, names, sizes)
-    joined = " ".join(f"({' '.join(group)})" for group in groups)
     missing = {name: sizes[name] for name in "".join(groups) if name not in letters}
-    return repeat(tensor, f"{' '.join(letters)} -> {joined}", **missing)
+    return repeat(tensor, f"{' '.join(letters)} -> {_joined(groups)}", **missing)
+
+
+def _joined(groups: Sequence[str]) -> str:
+    """Writes groups of axes as einops does."""
+    return " ".join(f"({' '.join(group)})" for group in groups)
 
 
 def read_contraction(

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,7 +16,9 @@ from convattn.functional.quotient import kernel_means
 from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
+from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
+from convattn.heads.head_report import LayerReport
 
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
@@ -26,8 +28,8 @@ _PER_TAP = 8
 class KernelMeans(nn.Module):
     """Heads that average values by displacement: y_h[q] = Σ_δ K_h(δ) v_h[q+δ] / Σ_δ K_h(δ), over δ with q + δ present.
 
-    Positions beyond the grid's border, and masked ones, are not present: softmax leaves them out in the same way. If
-    no weight is left, the mean is 0. A kernel that is small beside the grid runs as a depthwise convolution, a larger
+    Positions beyond the grid's border are not present: softmax leaves them out in the same way. If no weight is left,
+    the mean is 0. A kernel that is small beside the grid runs as a depthwise convolution, a larger
     one as a product with the weights of all pairs of positions.
 
     Attributes:
@@ -64,40 +66,31 @@ class KernelMeans(nn.Module):
         self,
         values: Float[Tensor, "batch heads positions width"],
         sizes: Sequence[int],
-        present: Bool[Tensor, "batch positions"] | None = None,
     ) -> Float[Tensor, "batch heads positions width"]:
-        """Returns kernel-weighted means of the values at each position of a grid, row by row.
-
-        `sizes` are those of the grid; only positions that are `present` count, None means all.
-        """
+        """Returns kernel-weighted means of the values at each position of a grid of some sizes, row by row."""
         if self.convolves(sizes):
-            return self._convolved(values, sizes, present)
-        weights = self.weights(sizes, present).to(values.dtype)
+            return self._convolved(values, sizes)
+        weights = self.weights(sizes).to(values.dtype)
         return torch.matmul(weights, values)
 
-    def weights(
-        self, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None = None
-    ) -> Float[Tensor, "*batch heads positions positions"]:
+    def weights(self, sizes: Sequence[int]) -> Float[Tensor, "heads positions positions"]:
         """Returns the weight of each position for each query; rows sum to 1, or to 0 where no weight is left."""
         # The weight of every displacement on the grid along each axis, in place of those in the box
         pads = []
         for size, taps, first in zip(sizes, self.box, self.first, strict=True):
             pads = [size - 1 + first, size - taps - first, *pads]
         weights = displacement_scores(functional.pad(self.kernel, pads), _axes(sizes))
-        if present is not None:
-            weights = weights * present[:, None, None, :]
         total = weights.sum(-1, keepdim=True)
         return weights / total.masked_fill(total == 0, 1)
 
     def _convolved(
-        self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
+        self, values: Tensor, sizes: Sequence[int]
     ) -> Float[Tensor, "batch heads positions width"]:
         """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
-        on_grid = None if present is None else present.unflatten(1, tuple(sizes))
         with without_autocast(values.device):
             # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
             images = values.mT.unflatten(3, tuple(sizes))
-            means = kernel_means(images, [self.kernel], self.first, _axes(sizes), present=on_grid)
+            means = kernel_means(images, [self.kernel], self.first, _axes(sizes))
         return means.flatten(3).mT.to(values.dtype)
 
 
@@ -121,7 +114,7 @@ class MeasuredHeads:
 
 @final
 class OtherHeads(nn.Module):
-    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ + bias) v."""
+    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ) v."""
 
     def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
         """Copies some heads of a layer."""
@@ -139,19 +132,14 @@ class OtherHeads(nn.Module):
         self,
         tokens: Float[Tensor, "batch tokens width"],
         values: Float[Tensor, "batch heads tokens head_width"],
-        present: Bool[Tensor, "batch tokens"] | None,
-        bias: Float[Tensor, "_ all_heads tokens tokens"] | None,
-    ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the tokens that are present, with what the layer adds to the scores of all of its heads."""
-        query = self.query_norm(_split_heads(self.query(tokens), len(self.heads)))
+        queries: int | None = None,
+    ) -> Float[Tensor, "batch heads queries head_width"]:
+        """Attends to all tokens; queries are the first of them, None means all."""
+        query = self.query_norm(_split_heads(self.query(tokens[:, :queries]), len(self.heads)))
         key = self.key_norm(_split_heads(self.key(tokens), len(self.heads)))
-        mask = None if present is None else present[:, None, None, :]
-        if bias is not None:
-            own = bias[:, list(self.heads)]
-            mask = own if mask is None else own.masked_fill(~mask, -torch.inf)
         dropout = self.dropout if self.training else 0.0
         return functional.scaled_dot_product_attention(
-            query, key, values, mask, dropout, scale=self.scale
+            query, key, values, None, dropout, scale=self.scale
         )
 
 
@@ -174,44 +162,54 @@ class ConvolvedAttention(nn.Module):
 
     Such a head gives a position the share π_j of the j-th prefix token, the same at every position and for every image,
     and 1 − Σ_j π_j of the mean of the values around it under the kernel. A prefix token has no position; its weights
-    for all tokens are fixed. Without heads by content there is no query, key and softmax.
+    for all tokens are fixed, or its query attends as before. Without heads by content there is no query, key and
+    softmax.
 
     Attributes:
         value: W_val with its bias; first the heads that average, in the order of `means`, then the others.
-        output: W_out with its bias, with its columns in that order; None if another module applies it.
+        output: W_out with its bias, with its columns in that order.
         means: The heads that average.
         prefix_shares: π, (heads that average, prefix tokens).
         prefix_maps: Weights of each prefix token's own query, (heads that average, prefix tokens, tokens).
         content: The heads that attend as before, or None.
-        back: Without `output`, the place of each head of the layer in that order; None if the order is the layer's.
-        grid: Sizes of the grid of positions; None for a sequence of any length.
+        at_prefix: The heads that average, for the queries of prefix tokens; None if these have fixed weights.
+        grid: Sizes of the grid on which the heads were measured.
+        any_length: Whether it is a sequence of any length.
+        source: Name of the convolution that cuts images into the grid; empty if none does, which leaves one grid.
         after: What follows the output: its dropout.
     """
 
-    back: Tensor | None
-
     def __init__(
-        self, layer: TokenAttention, measured: MeasuredHeads, grid: tuple[int, ...] | None
+        self,
+        layer: TokenAttention,
+        measured: MeasuredHeads,
+        report: LayerReport,
+        calls: CallStack,
+        *,
+        attends: bool = False,
     ) -> None:
-        """Copies a layer, of which some heads were measured and average; the others attend as before."""
+        """Copies a layer, of which some heads were measured and average; the others attend as before.
+
+        The grid of an image is what `calls` has noted last of the convolution in the report. Queries of prefix tokens
+        attend, or have fixed weights.
+        """
         super().__init__()
         others = [head for head in range(layer.heads) if head not in measured.heads]
         order = [*measured.heads, *others]
         rows = _head_rows(order, layer.head_width)
         self.heads = layer.heads
-        self.grid = grid
+        self.grid = report.grid
+        self.any_length = len(report.grid) == 1 and (attends or not report.prefix)
+        self.source = report.grid_source
+        self.calls = calls
         self.value = some_rows(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
+        attends = attends and bool(measured.prefix_maps.numel())
+        self.at_prefix = OtherHeads(layer, measured.heads) if attends else None
         weight = layer.value.weight
         output = layer.output
-        self.output = None
-        back = None
-        if output is not None:
-            bias = None if output.bias is None else output.bias.clone()
-            self.output = linear(output.weight[:, rows], bias, like=output)
-        elif order != sorted(order):
-            back = torch.argsort(torch.tensor(order, device=weight.device))
-        self.register_buffer("back", back, persistent=False)
+        bias = None if output.bias is None else output.bias.clone()
+        self.output = linear(output.weight[:, rows], bias, like=output)
         self.after = layer.after
         wide = torch.promote_types(weight.dtype, torch.float32)
         kind = {"device": weight.device, "dtype": wide}
@@ -219,10 +217,12 @@ class ConvolvedAttention(nn.Module):
         self.means.requires_grad_(weight.requires_grad)
         shares = measured.prefix_shares.to(**kind)
         maps = measured.prefix_maps.to(**kind)
+        if attends:
+            maps = maps[..., :0]
         # An empty parameter gets no gradient, which DistributedDataParallel refuses.
-        learns = weight.requires_grad and shares.numel() > 0
-        self.prefix_shares = nn.Parameter(shares, requires_grad=learns)
-        self.prefix_maps = nn.Parameter(maps, requires_grad=learns)
+        learns = weight.requires_grad
+        self.prefix_shares = nn.Parameter(shares, requires_grad=learns and shares.numel() > 0)
+        self.prefix_maps = nn.Parameter(maps, requires_grad=learns and maps.numel() > 0)
 
     @property
     def prefix(self) -> int:
@@ -232,63 +232,59 @@ class ConvolvedAttention(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "batch tokens width"],
-        present: Bool[Tensor, "batch tokens"] | None = None,
-        bias: Float[Tensor, "_ heads tokens tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens outputs"]:
-        """Applies the attention to prefix tokens, then positions row by row; another number of them raises ShapeError.
-
-        Only tokens that are `present` are attended to; None means all. Prefix tokens always are. `bias` is added to the
-        scores of heads that attend as before; those that average have it in their kernel.
-        """
+        """Applies the attention to prefix tokens, then positions row by row; a wrong number raises ShapeError."""
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
         averaging = self.means.heads
         parts = []
         if averaging:
-            parts.append(self._by_displacement(values[:, :averaging], sizes, present))
+            means = self._by_displacement(values[:, :averaging], sizes)
+            if self.at_prefix is not None:
+                own = values[:, :averaging]
+                first = self.at_prefix(tokens, own, self.prefix)
+                means = torch.cat([first, means], dim=2)
+            parts.append(means)
         if self.content is not None:
-            parts.append(self.content(tokens, values[:, averaging:], present, bias))
+            parts.append(self.content(tokens, values[:, averaging:]))
         y = torch.cat(parts, dim=1)
-        if self.back is not None:
-            y = y[:, self.back]
         y = rearrange(y, "batch heads tokens width -> batch tokens (heads width)")
-        if self.output is not None:
-            y = self.output(y)
-        return self.after(y)
+        return self.after(self.output(y))
 
     def _by_displacement(
         self,
         values: Float[Tensor, "batch heads tokens width"],
         sizes: tuple[int, ...],
-        present: Tensor | None,
-    ) -> Float[Tensor, "batch heads tokens width"]:
-        """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
+    ) -> Float[Tensor, "batch heads _ width"]:
+        """Averages values at positions by displacement, and those of all tokens for prefix tokens that have maps."""
         prefix = values[:, :, : self.prefix]
         positions = values[:, :, self.prefix :]
-        there = None if present is None else present[:, self.prefix :]
-        around = self.means(positions, sizes, there)
+        around = self.means(positions, sizes)
         if not self.prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
         rest = 1 - self.prefix_shares.sum(1)
         rest = rest.to(values.dtype)[:, None, None]
         around = rest * around + torch.matmul(shares[:, None], prefix)
-        maps = self.prefix_maps
-        if present is not None:
-            maps = maps * present[:, None, None]
-            maps = maps / maps.sum(-1, keepdim=True)
-        at_prefix = torch.matmul(maps.to(values.dtype), values)
+        if self.at_prefix is not None:
+            return around
+        at_prefix = torch.matmul(self.prefix_maps.to(values.dtype), values)
         return torch.cat([at_prefix, around], dim=2)
 
     def _sizes(self, tokens: int) -> tuple[int, ...]:
-        """Returns the sizes of the grid, or raises ShapeError if there is another number of tokens."""
-        if self.grid is None:
+        """Returns the sizes of the grid, or raises ShapeError if it is another and must not, or does not fit."""
+        if self.any_length:
             return (tokens - self.prefix,)
-        expected = self.prefix + prod(self.grid)
+        sizes = self.grid
+        if self.source in self.calls.sizes:
+            sizes = self.calls.sizes[self.source]
+            if self.prefix and self.at_prefix is None:
+                require_sizes(self.grid, sizes)
+        expected = self.prefix + prod(sizes)
         if tokens != expected:
-            grid = " x ".join(map(str, self.grid))
+            grid = " x ".join(map(str, sizes))
             raise ShapeError(
                 f"tokens must be {expected} ({self.prefix} prefix and {grid} positions), as where the heads were"
                 f" measured, but are {tokens}"
             )
-        return self.grid
+        return sizes

@@ -92,8 +92,8 @@ class Operations(TorchFunctionMode):
     is attention.
     """
 
-    def __init__(self, report: Callable[[Product], None]) -> None:
-        """Takes the function that is called with each product."""
+    def __init__(self, report: Callable[[Product], Tensor | None]) -> None:
+        """Takes the function that is called with each product; what it returns, but None, stands in its place."""
         super().__init__()
         self._report = report
         self._traces: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -119,19 +119,20 @@ class Operations(TorchFunctionMode):
                 return _add_product(*args, **named)
         out = func(*args, **named)
         if func is functional.scaled_dot_product_attention:
-            self._report(fused_product(out, *args, **named))
-        elif func in _SOFTMAX or func in _POWERS:
+            changed = self._report(fused_product(out, *args, **named))
+            return out if changed is None else changed
+        if func in _SOFTMAX or func in _POWERS:
             scores = call.tensors[0]
             allowed = scores > EXCLUDED if scores.is_floating_point() else None
             axis = None if func in _POWERS else call.axis(scores)
             self._traces[out] = _Trace(axis, allowed)
         elif sources:
             source = min(sources, key=lambda part: self._traces[part].axis is None)
-            self._follow(call, out, source)
+            return self._follow(call, out, source)
         return out
 
-    def _follow(self, call: _Call, out: Any, source: Tensor) -> None:
-        """Notes what is made of weights, or reports it."""
+    def _follow(self, call: _Call, out: Any, source: Tensor) -> Any:
+        """Notes what is made of weights, or reports it; returns it, or what stands in its place."""
         func, args, named = call
         tensors = call.tensors
         axis = call.axis(source)
@@ -139,10 +140,10 @@ class Operations(TorchFunctionMode):
         contraction = read_contraction(func, args, tensors)
         if func in _SUM and trace.factors and axis is not None:
             contraction = read_sum(trace.factors, axis)
-            out = out.squeeze(axis) if out.ndim == source.ndim else out
+            if contraction is not None and out.ndim == source.ndim:
+                return self._contract(contraction, out.squeeze(axis)).unsqueeze(axis)
         if contraction is not None:
-            self._contract(contraction, out)
-            return
+            return self._contract(contraction, out)
         results = [part for part in _tensors(out) if part.is_floating_point()]
         masks = [trace.allowed if part.shape == source.shape else None for part in results]
         moves = all(_is_rearranged(part, source) for part in results)
@@ -161,8 +162,9 @@ class Operations(TorchFunctionMode):
                 kept = keys is not None
             if kept:
                 self._traces[part] = _Trace(keys, allowed, factors)
+        return out
 
-    def _contract(self, contraction: Contraction, out: Tensor) -> None:
+    def _contract(self, contraction: Contraction, out: Tensor) -> Tensor:
         """Reports a product summed over keys; follows weights of which another axis is summed."""
         traces = [self._traces.get(operand) for operand in contraction.operands]
         both = all(trace is not None and trace.axis is not None for trace in traces)
@@ -179,7 +181,10 @@ class Operations(TorchFunctionMode):
             elif keys in contraction.names[1 - place]:
                 by_hand = trace.axis is None
                 product = contraction.product(place, keys, out, trace.allowed, by_hand=by_hand)
-                self._report(product)
+                changed = self._report(product)
+                if changed is not None:
+                    out = product.restore(changed)
+        return out
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:

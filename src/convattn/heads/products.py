@@ -66,6 +66,8 @@ class Product:
     rounding: float  # How far a weight may be off, as a share of itself
     factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
     by_hand: bool = False  # Whether the weights are made of exponentials, and not of a softmax
+    # Gives what stands in the place of `out` the axes in which the module computed it
+    restore: Callable[[Tensor], Tensor] = lambda out: out
 
     @property
     def shape(self) -> tuple[int, ...]:

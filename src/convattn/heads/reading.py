@@ -26,16 +26,14 @@ from convattn.heads.catalogue import (
     AttentionModule,
     attention_class,
     attention_layers,
+    convolves,
     is_own,
     layers_to_read,
     register_attention,
 )
 from convattn.heads.families.attention_class import (
     CallContext,
-    TokenAttention,
     how_to_register,
-    repeat_heads,
-    split_linear,
 )
 from convattn.heads.families.window_attention import window_layout
 from convattn.heads.layout import (
@@ -60,13 +58,10 @@ __all__ = [
     "AttentionModule",
     "CallContext",
     "Layout",
-    "TokenAttention",
     "attention_layers",
     "global_layout",
     "grouped_layout",
     "register_attention",
-    "repeat_heads",
-    "split_linear",
     "watch",
     "window_layout",
 ]
@@ -247,8 +242,7 @@ class Watcher:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        convolves = isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2)
-        if convolves and module in self._called:
+        if convolves(module) and module in self._called:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
         if module not in self._layers:

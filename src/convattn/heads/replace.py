@@ -1,25 +1,38 @@
-"""Replaces heads that a report calls convolutions by convolutions."""
+"""Replaces the attention of heads by fixed weights: their kernel, their mean map, nothing, and more."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan, nan, prod
+from dataclasses import dataclass, replace
+from math import isnan, nan
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from convattn.convert.foreign_check import certify
 from convattn.convert.network_runs import copy_network
-from convattn.convert.surgery import graft
+from convattn.convert.surgery import graft, require_network
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
-from convattn.heads.catalogue import attention_class, is_own, read_matrices
-from convattn.heads.convolved_attention import ConvolvedAttention, MeasuredHeads
+from convattn.heads.call_stack import CallStack, ImageSize
+from convattn.heads.catalogue import read_matrices
+from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
+from convattn.heads.fixed_attention import (
+    DisplacedHeads,
+    FixedAttention,
+    FixedHeads,
+    MappedHeads,
+)
 from convattn.heads.head_report import AGAIN, HeadReport, LayerReport, weight_digests
-from convattn.heads.patch_grid import fix_grid
-from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
+from convattn.heads.layout import WHOLE
+from convattn.heads.replaceable_heads import (
+    Arm,
+    Head,
+    below,
+    kernel_by,
+    measured_heads,
+    read_arms,
+    require_known,
+)
 from convattn.heads.verdict import CONVOLUTIONAL
-from convattn.random_numbers import standard_normal
 from convattn.record import Record
 from convattn.structure import full_name
 from convattn.wording import counted, some
@@ -32,23 +45,25 @@ class ReplacedHead:
     layer: str  # Dotted name of the layer
     head: int  # Number in the layer, from 0
     score: float  # Position score R² in the report
-    replaced: bool  # Whether it averages by displacement now
-    box: tuple[int, ...]  # Taps along each axis of the kernel that it runs in; empty if it was left
-    reason: str  # Why it was replaced or left
+    replaced: bool  # Whether its weights are fixed now
+    by: str  # What replaced it: a name of `by`, or "kernel of LAYER head NUMBER"; empty if it was left
+    reason: str  # Why it was left; empty if it was replaced
+    # Taps along each axis of the kernel that it runs in as a convolution; empty if it does not
+    box: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class HeadReplacement(Record):
-    """What `replace_convolutional_heads` has made of a network.
+    """What `replace_heads` has made of a network.
 
     Example:
         >>> import timm, torch
-        >>> from convattn import analyze, replace_convolutional_heads
+        >>> from convattn import analyze, replace_heads
         >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1).eval()
         >>> report = analyze(vit, torch.randn(4, 3, 48, 48), controls=(), progress=False)
-        >>> _, record = replace_convolutional_heads(vit, report, heads=[("blocks.0.attn", 2)])
-        >>> [head.head for head in record.replaced], [head.head for head in record.left]
-        ([2], [0, 1])
+        >>> _, record = replace_heads(vit, report, [("blocks.0.attn", 2)], "zero")
+        >>> [(head.head, head.by) for head in record.replaced], [head.head for head in record.left]
+        ([(2, 'zero')], [0, 1])
     """
 
     model: str  # Class of the network
@@ -82,6 +97,10 @@ class HeadReplacement(Record):
         left = f"{len(self.left)} of {every}"
         lines = [
             f"head replacement: {len(self.replaced)} of {every} of {self.model} ({rule})",
+        ]
+        for by, count in Counter(head.by for head in self.replaced).items():
+            lines.append(f"  replaced        {counted(count, 'head')} by: {by}")
+        lines += [
             f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}, for {left}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
@@ -94,108 +113,225 @@ class HeadReplacement(Record):
 
 _NOT_COVERED = (
     "images unlike those of the report: kernels and shares are means over its images",
-    "dropout of attention weights in training: heads that average have none",
+    "dropout of attention weights in training: heads with fixed weights have none",
 )
+_ANY_GRID = (*WHOLE, "windows", "shifted windows")
+_ALIKE = {"zero": 0.0, "uniform": 1.0}
 
 
-def replace_convolutional_heads(
+def replace_heads(  # noqa: PLR0915 - one call for every replacement
     model: nn.Module,
     report: HeadReport,
-    threshold: float = CONVOLUTIONAL,
+    heads: Sequence[Head] | None = None,
+    by: str | Mapping[Head, Arm] = "kernel",
     *,
-    heads: Sequence[tuple[str, int]] | None = None,
+    threshold: float = CONVOLUTIONAL,
     same_weights: bool = True,
+    maps: Mapping[str, Tensor] | None = None,
+    prefix: str = "mean",
 ) -> tuple[nn.Module, HeadReplacement]:
-    """Copies a network and lets the heads that are convolutions run as convolutions, without training.
+    """Copies a network and gives heads fixed weights in the place of their attention, without training.
 
-    A head is one if its position score in the report is at least `threshold`. It then averages its values under the
-    report's mean kernel K_h, over the positions that exist: y[q] = Σ_j π_j v[j] + (1 − Σ_j π_j) Σ_δ K_h(δ) v[q+δ] /
-    Σ_δ K_h(δ), with π_j the mean share of the j-th prefix token. A prefix token's own query takes its mean weights.
-    Other heads attend as before, with their rows of the queries and keys; a layer of which all heads are replaced holds
-    no query, key and softmax. Kernels and shares are parameters, so that the network can be trained on. It takes images
-    that it cuts into the grid of the report; for others the convolution that cuts them raises ShapeError.
+    A head multiplies its values by weights; here the weights no longer depend on the image. `by` says which they are:
+
+    - "kernel": the head's own mean weights by displacement K, over the positions that exist, y[q] = Σ_j π_j v[j] +
+      (1 − Σ_j π_j) Σ_δ K(δ) v[q+δ] / Σ_δ K(δ), with π_j the mean share of the j-th prefix token: the head is a
+      convolution. Where the layer's matrices are known it runs as one, without its queries, keys and softmax.
+    - "turned_90", "turned_180", "turned_270": its kernel, turned clockwise; of a sequence "reversed".
+    - "one_tap": all of K at the displacement that has most of its attention.
+    - "mean_map": its mean weights for each pair of tokens, from `maps`.
+    - "uniform": the same weight for each token that the head may see.
+    - "zero": the head adds nothing.
+    - a mapping from heads to one of these names, or to another head, whose kernel it takes: {("blocks.3.attn", 1):
+      ("blocks.3.attn", 4)}. Shares of prefix tokens stay the head's own.
+
+    Masks and windows hold: weight that they hide is shared out among the tokens left, and if no weight is left, the
+    mean is 0. Kernels, "uniform" and "zero" hold for images of any size, in windows too; kernels on sparse grids and
+    mean maps hold for the report's grid, and others raise ShapeError. So do prefix tokens' queries, which take their
+    mean weights with a kernel, unless `prefix` is "attend". Kernels that run as convolutions are parameters, so that
+    the network can be trained on.
 
     Args:
-        model: timm's or transformers' ViT, torchvision's, timm's ConViT, or transformers' BERT; it is not changed.
-        report: What `analyze` measured on this network.
+        model: The network; it is not changed.
+        report: What `analyze` measured on it.
+        heads: Pairs of a layer's name and a head's number. None takes those whose position score is at least
+            `threshold`, and of which the report's radius holds 95 % of the attention.
+        by: What replaces them.
         threshold: Least position score R², in (0, 1].
-        heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
         same_weights: Whether to raise an error if the report was measured on other weights or other layers than the
             network has now. False is for weights that were cast since, or are loaded afterwards.
+        maps: For "mean_map": what `mean_maps` returns for this network.
+        prefix: What queries of prefix tokens do in heads with a kernel: take their "mean" weights, which holds for the
+            report's grid, or "attend" as before, which holds for every grid.
 
     Returns:
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
 
     Raises:
-        ArgumentError: An argument is out of range, or the report is of another network or other weights.
-        UnsupportedModelError: No layer of the report can be read; the message says why for each. Or a layer runs more
-            than once on an image.
+        ArgumentError: An argument is out of range, heads are not in the report or named twice, maps are missing, or the
+            report is of another network or other weights.
+        UnknownNameError: There is no such replacement.
+        UnsupportedModelError: A head that is named cannot be replaced so, or none of the report can; the message says
+            why. Or a layer runs more than once on an image.
 
     Example:
         >>> import timm, torch
         >>> from convattn import analyze
         >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1).eval()
         >>> report = analyze(vit, torch.randn(4, 3, 48, 48), controls=(), progress=False)
-        >>> made, record = replace_convolutional_heads(vit, report, heads=[("blocks.0.attn", 2)])
-        >>> len(record.replaced), len(record.left), made(torch.zeros(1, 3, 48, 48)).shape
+        >>> without, record = replace_heads(vit, report, [("blocks.0.attn", 2)], "zero")
+        >>> len(record.replaced), len(record.left), without(torch.zeros(1, 3, 48, 48)).shape
         (1, 2, torch.Size([1, 1000]))
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
+    require_network("model", model)
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if not number or not 0 < threshold <= 1:
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
+    if prefix not in ("mean", "attend"):
+        raise ArgumentError(must_be("prefix", "'mean' or 'attend'", prefix))
     _require_of_model(report, model)
-    named = None if heads is None else check_heads(report, heads)
+    arms = read_arms(report, heads, by)
+    named = heads is not None or isinstance(by, Mapping)
     other_weights = _other_weights(report, model, same_weights=same_weights)
     network = copy_network(model)
-    unchanged: dict[str, nn.Module] = {}
+    calls = CallStack()
+    attends = prefix == "attend"
+    running: list[str] = []  # Layers that run as they are, but for the fixed heads
     new_layers: dict[nn.Module, nn.Module] = {}
     records: list[ReplacedHead] = []
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
-        try:
-            matrices = _read_layer(old, layer)
-        except UnsupportedModelError as error:
-            refused.append(f"  {layer.name} ({type(old).__name__}): {error}")
-            records += _records(layer, [str(error)] * len(layer.heads), ())
-            continue
-        reasons = why_not(layer, threshold, named)
-        box: tuple[int, ...] = ()
-        replaced = [head for head, reason in enumerate(reasons) if reason is None]
-        if replaced:
-            measured = measured_heads(layer, replaced)
-            box = tuple(measured.kernel.shape[1:])
-            any_length = layer.pattern == "sequence" and not layer.prefix
-            grid = None if any_length else layer.grid
-            attention = ConvolvedAttention(matrices, measured, grid)
-            known = attention_class(old)
-            if known is not None and known.foreign:
-                unchanged[layer.name] = _with_no_head_replaced(layer, matrices)
+        least = nan if named else threshold
+        of_layer, kernels, unfit = _choose(report, layer, old, arms, least)
+        refused += unfit
+        replaced = [head.head for head in of_layer if head.replaced]
+        chosen = {head: arms[layer.name, head] for head in replaced}
+        matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
+        if matrices is not None:
+            measured = measured_heads(layer, kernels)
+            attention = ConvolvedAttention(matrices, measured, layer, calls, attends=attends)
             new_layers[old] = _keep_modes(old, matrices.wrap(attention))
-            if len(layer.grid) > 1:
-                fix_grid(network, layer, report.image_shape)
-        records += _records(layer, reasons, box)
-    if len(refused) == len(report.layers):
+            box = attention.means.box
+            of_layer = [replace(head, box=box) if head.replaced else head for head in of_layer]
+        elif chosen:
+            fixed = _fixed(layer, chosen, kernels, maps, attends=attends)
+            made = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
+            new_layers[old] = _keep_modes(old, made)
+            running.append(layer.name)
+        placed = not {*chosen.values()} <= {*_ALIKE}
+        if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
+            network.register_forward_pre_hook(ImageSize(report.image_shape[1:]), with_kwargs=True)
+        records += of_layer
+    if refused and (named or not new_layers):
         listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
-    if unchanged:
-        _require_same(model, unchanged, report.image_shape)
     network = graft(network, new_layers)
-    with_softmax = {head.layer for head in records if not head.replaced}
-    without_softmax = [layer.name for layer in report.layers if layer.name not in with_softmax]
+    calls.follow(network, running)
+    soft = {*running, *(head.layer for head in records if not head.replaced)}
+    if attends:
+        soft |= {layer.name for layer in report.layers if layer.prefix}
+    hard = [layer.name for layer in report.layers if layer.name not in soft]
     return network, HeadReplacement(
         model=type(model).__name__,
-        threshold=float(threshold) if named is None else nan,
+        threshold=nan if named else float(threshold),
         heads=tuple(records),
-        layers_without_softmax=tuple(without_softmax),
+        layers_without_softmax=tuple(hard),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
         not_covered=(*_NOT_COVERED, *other_weights),
     )
+
+
+def _choose(
+    report: HeadReport,
+    layer: LayerReport,
+    old: nn.Module,
+    arms: Mapping[Head, Arm],
+    threshold: float,
+) -> tuple[list[ReplacedHead], dict[int, tuple[float, ...]], list[str]]:
+    """Returns which heads of a layer are replaced, by which kernels, and why others cannot be.
+
+    A threshold of nan takes all.
+    """
+    records: list[ReplacedHead] = []
+    kernels: dict[int, tuple[float, ...]] = {}
+    refused: list[str] = []
+    for head in layer.heads:
+        arm = arms.get((layer.name, head.head))
+        reason: str | None = "it was not named"
+        if arm is not None:
+            reason = None if isnan(threshold) else below(head, threshold)
+            try:
+                require_known(old)
+                kernel = kernel_by(report, layer, head.head, arm)
+            except UnsupportedModelError as error:
+                reason = str(error)
+                refused.append(f"  {layer.name}, head {head.head}: {reason}")
+            else:
+                if kernel is not None and reason is None:
+                    kernels[head.head] = kernel
+        by = "" if arm is None or reason is not None else arm
+        if not isinstance(by, str):
+            by = f"kernel of {by[0]} head {by[1]}"
+        record = ReplacedHead(
+            layer=layer.name,
+            head=head.head,
+            score=head.position_score.value,
+            replaced=reason is None,
+            by=by,
+            reason=reason or "",
+        )
+        records.append(record)
+    return records, kernels, refused
+
+
+def _matrices(old: nn.Module, layer: LayerReport) -> TokenAttention | None:
+    """Copies the matrices of a layer, in which heads then run as convolutions; None if it runs as it is."""
+    if layer.pattern not in WHOLE:
+        return None
+    try:
+        matrices = read_matrices(old)
+    except UnsupportedModelError:
+        return None
+    if matrices.heads != len(layer.heads):
+        raise ArgumentError(
+            f"report must be of this network, but {layer.name} has {matrices.heads} heads"
+        )
+    return matrices
+
+
+def _fixed(
+    layer: LayerReport,
+    arms: Mapping[int, Arm],
+    kernels: Mapping[int, tuple[float, ...]],
+    maps: Mapping[str, Tensor] | None,
+    *,
+    attends: bool,
+) -> list[FixedHeads]:
+    """Makes the weights of the heads of a layer, by what replaces them."""
+    fixed: list[FixedHeads] = []
+    if kernels:
+        any_grid = layer.pattern in _ANY_GRID and (attends or not layer.prefix)
+        measured = measured_heads(layer, kernels, whole=True)
+        grid = None if any_grid else layer.grid
+        fixed.append(DisplacedHeads(measured, grid, attends=attends))
+    for head, arm in arms.items():
+        if arm == "mean_map":
+            found = None if maps is None else maps.get(layer.name)
+            if found is None or found.ndim != 4 or found.shape[1] != len(layer.heads):
+                raise ArgumentError(
+                    f"maps must hold those of the {len(layer.heads)} heads of {layer.name} for 'mean_map', as"
+                    " mean_maps(model, images) returns them"
+                )
+            fixed.append(MappedHeads((head,), found[:, [head]], layer.grid))
+        elif arm in _ALIKE:
+            alike = torch.full((1, 1, 1, 1), _ALIKE[arm])
+            placed = arm == "uniform" and layer.pattern not in WHOLE
+            fixed.append(MappedHeads((head,), alike, placed=placed))
+    return fixed
 
 
 def _keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
@@ -205,26 +341,6 @@ def _keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
         if part not in taken:
             part.training = old.training
     return new
-
-
-def _records(
-    layer: LayerReport, reasons: Sequence[str | None], box: tuple[int, ...]
-) -> list[ReplacedHead]:
-    """Records the heads of a layer; `reasons` say why they are left, None for those that run in the box."""
-    records = []
-    for head, reason in zip(layer.heads, reasons, strict=True):
-        replaced = reason is None
-        records.append(
-            ReplacedHead(
-                layer=layer.name,
-                head=head.head,
-                score=head.position_score.value,
-                replaced=replaced,
-                box=box if replaced else (),
-                reason=reason or "it is a convolution",
-            )
-        )
-    return records
 
 
 def _require_of_model(report: HeadReport, model: nn.Module) -> None:
@@ -266,46 +382,3 @@ def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) 
             " afterwards"
         )
     return [f"weights that the report was not measured with: {layers}"]
-
-
-def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
-    """Copies the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
-    if is_own(old):
-        raise UnsupportedModelError(
-            "heads of this library's layers are not replaced; attention_to_conv converts those without content"
-        )
-    matrices = read_matrices(old)
-    if matrices.heads != len(layer.heads):
-        raise ArgumentError(
-            f"report must be of this network, but {layer.name} has {matrices.heads} heads"
-        )
-    return matrices
-
-
-def _with_no_head_replaced(layer: LayerReport, matrices: TokenAttention) -> nn.Module:
-    """Makes a layer that attends by its matrices."""
-    none = MeasuredHeads(
-        heads=(),
-        kernel=torch.zeros(0, *(1 for _ in layer.grid)),
-        first=(0,) * len(layer.grid),
-        prefix_shares=torch.zeros(0, layer.prefix),
-        prefix_maps=torch.zeros(0, layer.prefix, layer.prefix + prod(layer.grid)),
-    )
-    return matrices.wrap(ConvolvedAttention(matrices, none, layer.grid))
-
-
-def _require_same(
-    model: nn.Module, layers: Mapping[str, nn.Module], sizes: tuple[int, ...]
-) -> None:
-    """Raises UnsupportedModelError unless layers of matrices that a user gave compute what those of the model do."""
-    copied = copy_network(model)
-    new_layers = {copied.get_submodule(name): layer for name, layer in layers.items()}
-    images = standard_normal((2, *sizes)).to(next(model.parameters()))
-    if len(sizes) == 1:
-        images = torch.zeros(2, *sizes, dtype=torch.long, device=images.device)  # token ids
-    certificate = certify(model, graft(copied, new_layers), images)
-    if certificate.verdict != "exact":
-        raise UnsupportedModelError(
-            "`matrices` of register_attention must compute what the layers do, but with no head replaced:\n"
-            f"{certificate.summary()}"
-        )

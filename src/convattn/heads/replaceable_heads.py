@@ -1,20 +1,50 @@
-"""Which heads of a report can run as convolutions, and the heads' kernels."""
+"""Which heads of a report are replaced, by what, and the kernels that replace them."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite, isnan, prod
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.errors import (
+    ArgumentError,
+    UnknownNameError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+)
 from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
+from convattn.heads.catalogue import attention_class, is_own
 from convattn.heads.convolved_attention import MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
-from convattn.heads.layout import WHOLE
+
+Head: TypeAlias = tuple[str, int]
+"""A head: the name of its layer, and its number there."""
+
+Arm: TypeAlias = str | Head
+"""What replaces a head: a name of `ARMS`, or the head whose kernel it takes."""
+
+_Step: TypeAlias = tuple[float, ...]
+
+_TURNS: dict[tuple[str, int], Callable[..., _Step]] = {
+    ("turned_90", 2): lambda row, col: (-col, row),
+    ("turned_180", 2): lambda row, col: (-row, -col),
+    ("turned_270", 2): lambda row, col: (col, -row),
+    ("reversed", 1): lambda step: (-step,),
+}
+"""Where a weight was before its kernel was turned, clockwise as an image is seen, by the name and number of axes."""
+
+_TURNED = [name for name, _ in _TURNS]
+
+WITHOUT_KERNEL = ("mean_map", "zero", "uniform")
+"""Replacements of a head that need no kernel of displacements."""
+
+ARMS = ("kernel", *WITHOUT_KERNEL, "one_tap", *_TURNED)
+"""Names of what can replace a head."""
 
 LEAST_SHARE = 0.95
 """Share of its attention on positions that a head's kernel must hold; with less, the report's radius is too small."""
@@ -28,22 +58,36 @@ def every_head(report: HeadReport) -> list[tuple[str, int]]:
     return heads
 
 
-def check_heads(report: HeadReport, heads: Any) -> frozenset[tuple[str, int]]:
-    """Returns the heads that the caller names, or raises if one of them is not in the report."""
+def read_arms(report: HeadReport, heads: Any, by: Any) -> dict[Head, Arm]:
+    """Returns what replaces each head that may be replaced; raises if the caller names what is not there.
+
+    Heads that are not named are those of the report.
+    """
     known = every_head(report)
-    if not isinstance(heads, Collection):
+    each = f"pairs of a layer's name and the number of a head of the report, as {known[0]}"
+    if isinstance(by, Mapping):
+        if heads is not None:
+            raise ArgumentError("heads must be None where `by` names the head that each replaces")
+        heads = list(by)
+    elif heads is not None and not isinstance(heads, Collection):
         raise ArgumentError(must_be_a("heads", "pairs of a layer's name and a number", heads))
-    for head in heads:
+    arms: dict[Head, Arm] = {}
+    for head in known if heads is None else heads:
         if head not in known:
-            expected = (
-                f"pairs of a layer's name and the number of a head of the report, as {known[0]}"
-            )
-            raise ArgumentError(must_be("heads", expected, head))
-    return frozenset(heads)
+            raise ArgumentError(must_be("heads", each, head))
+        if head in arms:
+            raise ArgumentError(f"heads must name each head once, but names {head} twice")
+        arm = by[head] if isinstance(by, Mapping) else by
+        if isinstance(arm, str) and arm not in ARMS:
+            raise UnknownNameError("replacement", arm, ARMS)
+        if not isinstance(arm, str) and arm not in known:
+            raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+        arms[head] = arm
+    return arms
 
 
 def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tuple[str, int], ...]:
-    """Draws heads of a report at random, as a control for `replace_convolutional_heads`.
+    """Draws heads of a report at random, as a control for `replace_heads`.
 
     Args:
         report: The report.
@@ -73,43 +117,58 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
     return tuple(every[index] for index in drawn)
 
 
-def why_not(
-    layer: LayerReport, threshold: float, named: frozenset[tuple[str, int]] | None
-) -> list[str | None]:
-    """Returns for each head of a layer why it is left; None for those that are replaced.
+def require_known(module: nn.Module) -> None:
+    """Raises UnsupportedModelError, with the reason alone, unless heads of a module can be replaced."""
+    if is_own(module):
+        raise UnsupportedModelError(
+            "heads of this library's layers are not replaced; attention_to_conv converts those without content"
+        )
+    known = attention_class(module)
+    if known is None or known.layout is None:
+        raise UnsupportedModelError(
+            "its class is not known; register_attention says where its tokens lie"
+        )
 
-    Heads that the caller names are replaced whatever their score.
+
+def kernel_by(
+    report: HeadReport, layer: LayerReport, number: int, arm: Arm
+) -> tuple[float, ...] | None:
+    """Returns the weights at the layer's displacements by which a head is replaced; None if it takes no kernel.
+
+    Raises UnsupportedModelError, with the reason alone, if there are none.
     """
-    reasons: list[str | None] = []
-    for head in layer.heads:
-        reason = _unusable(layer, head)
-        if named is None:
-            reason = reason or _below(head, threshold)
-        elif (layer.name, head.head) not in named:
-            reason = "it was not named"
-        reasons.append(reason)
-    return reasons
-
-
-def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
-    """Returns why a head's kernel cannot be run; None if it can."""
-    if layer.pattern not in WHOLE:
-        return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
+    if arm in WITHOUT_KERNEL:
+        return None
     if not layer.normalised:
-        return "its layer's weights do not sum to one"
+        raise UnsupportedModelError("its layer's weights do not sum to one")
     displacements = torch.tensor(layer.displacements, dtype=torch.float64)
     if not torch.equal(displacements, displacements.round()):
-        return "its keys lie between the positions"
-    kernel = head.position_kernel
-    complete = len(kernel) == len(layer.displacements) and isfinite(sum(kernel))
+        raise UnsupportedModelError("its keys lie between the positions")
+    axes = len(layer.grid)
+    if arm in _TURNED and (arm, axes) not in _TURNS:
+        raise UnsupportedModelError(
+            "a kernel of one axis is only reversed, and one of two axes only turned"
+        )
+    before = _TURNS.get((str(arm), axes), lambda *step: step)
+    name, head = (layer.name, number) if isinstance(arm, str) else arm
+    source = report.layer(name)
+    told = source.heads[head]
+    kernel: Sequence[float] = told.position_kernel
+    if arm == "one_tap":
+        kernel = [float(step == told.hard_shift) for step in layer.displacements]
+    complete = len(kernel) == len(source.displacements) and isfinite(sum(kernel))
     if not complete or min(kernel, default=-1) < 0:
-        return "the report holds no kernel of weights for it"
-    if sum(kernel) <= 0:
-        return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
-    return None
+        raise UnsupportedModelError("the report holds no kernel of weights for it")
+    taps = dict(zip(source.displacements, kernel, strict=True))
+    moved = tuple(taps.get(before(*step), 0.0) for step in layer.displacements)
+    if sum(moved) <= 0:
+        raise UnsupportedModelError(
+            "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
+        )
+    return moved
 
 
-def _below(head: HeadStatistics, threshold: float) -> str | None:
+def below(head: HeadStatistics, threshold: float) -> str | None:
     """Returns why a head's numbers do not make it a convolution; None if they do."""
     score = head.position_score.value
     if isnan(score):
@@ -129,11 +188,16 @@ _Box: TypeAlias = tuple[slice, ...]
 """Taps of a kernel along each axis, of which the middle one is displacement 0."""
 
 
-def measured_heads(layer: LayerReport, heads: Sequence[int]) -> MeasuredHeads:
-    """Reads the kernels of some heads, in one box, and their weights for prefix tokens."""
-    kernels = _whole_kernels(layer, heads)
+def measured_heads(
+    layer: LayerReport, kernels_of_heads: Mapping[int, Sequence[float]], *, whole: bool = False
+) -> MeasuredHeads:
+    """Puts the kernels of some heads into one box, the smallest on the grid, with what prefix tokens get."""
+    heads = tuple(kernels_of_heads)
+    kernels = _whole_kernels(layer, [*kernels_of_heads.values()])
     radius = kernels.shape[1] // 2
-    box = _smallest_box(kernels, layer.grid)
+    box: _Box = (slice(0, None),) * len(layer.grid)
+    if not whole:
+        box = _smallest_box(kernels, layer.grid)
     kernel = kernels[:, *box]
     totals = kernel.flatten(1).sum(1)
     kernel = kernel / totals.view(-1, *(1,) * len(layer.grid))
@@ -143,7 +207,7 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> MeasuredHeads:
     maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64)
     maps = maps.view(len(heads), layer.prefix, tokens)
     return MeasuredHeads(
-        heads=tuple(heads),
+        heads=heads,
         kernel=kernel,
         first=tuple(side.start - radius for side in box),
         prefix_shares=shares.view(len(heads), layer.prefix),
@@ -151,14 +215,15 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> MeasuredHeads:
     )
 
 
-def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> Float[Tensor, "heads *whole"]:
+def _whole_kernels(
+    layer: LayerReport, rows: Sequence[Sequence[float]]
+) -> Float[Tensor, "heads *whole"]:
     """Returns kernels of sum 1, in a box as far to all sides as the report's displacements."""
     displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
     radius = int(displacements.abs().max())
     places = (displacements + radius).unbind(1)
-    rows = [layer.heads[head].position_kernel for head in heads]
     weights = torch.tensor(rows, dtype=torch.float64)
-    kernels = weights.new_zeros(len(heads), *(2 * radius + 1,) * len(layer.grid))
+    kernels = weights.new_zeros(len(rows), *(2 * radius + 1,) * len(layer.grid))
     kernels[:, *places] = weights / weights.sum(1, keepdim=True)
     return kernels
 

@@ -63,7 +63,7 @@ def figure_files(
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependencyError("matplotlib", "train") from None
+        raise MissingDependencyError("matplotlib", "analyze") from None
     buffers = [io.BytesIO() for _ in paths]
     with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -90,6 +90,12 @@ def add_ellipse(
 
 _FLATTEST = 1e-4
 """Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
+
+_ALIKE = 0.25
+"""Pixels along an axis up to which the centres of heads count as one place."""
+
+_TAPS = {"color": "0.6", "linewidth": 0.8, "zorder": 2}
+"""Style of the pixels of a 3 x 3 kernel."""
 
 _PANEL, _FRAME = 3.3, 0.4
 """Side of a panel, and what the labels of a row or column of panels take, in inches."""
@@ -183,8 +189,9 @@ def _axis_limit(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
 def _set_axes(axes: Any, reach: float) -> None:
     """Gives all panels the same square, and names the outer axes."""
     for panel in axes.flat:
-        panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-        panel.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        for edge in (-1.5, -0.5, 0.5, 1.5):  # of the taps of a 3 x 3 kernel
+            panel.plot([edge, edge], [-1.5, 1.5], **_TAPS)
+            panel.plot([-1.5, 1.5], [edge, edge], **_TAPS)
         panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
         panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
     for panel in axes[-1]:
@@ -208,12 +215,12 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
             first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
             outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
             add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
-    for head, (row, col) in enumerate(snapshot.centres):
+    for (row, col), heads in _labels(snapshot.centres):
         box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
         panel.text(
             col,
             row,
-            str(head + 1),
+            heads,
             ha="center",
             va="center",
             fontsize=9,
@@ -232,14 +239,22 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
         panel.plot(
             cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white"
         )
-        place = {
-            "textcoords": "offset points",
-            "xytext": (4, 4),
-            "fontsize": 9,
-            "weight": "bold",
-            "color": colour,
-        }
-        panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
+    for (row, col), heads in _labels(centres[-1]):
+        place = {"xytext": (4, 4), "fontsize": 9, "weight": "bold"}
+        panel.annotate(heads, (col, row), textcoords="offset points", **place)
+
+
+def _labels(
+    centres: Float[np.ndarray, "heads 2"],
+) -> Iterator[tuple[Float[np.ndarray, "2"], str]]:
+    """Yields places, and the numbers of the heads with centres there; of more than three, how many there are."""
+    left = dict(enumerate(centres, start=1))
+    while left:
+        first = next(iter(left.values()))
+        here = [head for head, centre in left.items() if np.abs(centre - first).max() <= _ALIKE]
+        for head in here:
+            del left[head]
+        yield first, "+".join(map(str, here)) if len(here) <= 3 else f"{len(here)} heads"
 
 
 def _legend() -> list[Any]:
@@ -250,7 +265,7 @@ def _legend() -> list[Any]:
         Line2D(
             [],
             [],
-            label="centre, with the head's number",
+            label="centre, with its heads' numbers; squares: 3 x 3 taps",
             linestyle="none",
             marker="$1$",
             color="black",

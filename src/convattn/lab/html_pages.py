@@ -90,7 +90,7 @@ def write_conversion(
 
 def _write(folder: Path, template: str, **contents: Any) -> Path:
     """Fills a template, and writes it as `index.html` into a folder."""
-    jinja2 = optional_module("jinja2", "jinja2", "train")
+    jinja2 = optional_module("jinja2", "jinja2", "analyze")
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -125,7 +125,7 @@ def _draw_heads(
 
 def _scale(most: float) -> Any:
     """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
-    matplotlib = optional_module("matplotlib.colors", "matplotlib", "train")
+    matplotlib = optional_module("matplotlib.colors", "matplotlib", "analyze")
     return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
 
 
@@ -136,7 +136,7 @@ def head_maps(layer: LayerReport) -> list[np.ndarray]:
 
 def head_pictures(layer: LayerReport) -> list[bytes]:
     """Draws `head_maps` of a layer on one scale: PNG files of a pixel for each displacement."""
-    matplotlib = optional_module("matplotlib.image", "matplotlib", "train")
+    matplotlib = optional_module("matplotlib.image", "matplotlib", "analyze")
     maps = head_maps(layer)
     scale = _scale(max(float(np.nanmax(weights)) for weights in maps))
     pictures = []

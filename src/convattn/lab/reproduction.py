@@ -30,6 +30,7 @@ from convattn.lab.paper_figures import (
 )
 from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
+from convattn.lab.run_cost import announce
 from convattn.lab.run_setup import data_changes
 from convattn.lab.runs import RunGroup, RunListing, find_runs, group_runs
 from convattn.record import Record
@@ -164,6 +165,7 @@ def reproduce(
     scale: str = "paper",
     data: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] | None = None,
+    yes: bool = True,
 ) -> Reproduction:
     """Makes tables and figures from the runs in a folder, and says what is missing.
 
@@ -175,13 +177,16 @@ def reproduce(
         data: Folder with the files of CIFAR-10, or of your own pictures, for training and for figures that show images;
             None takes what the runs name.
         tell: Where it is given, runs that are missing are trained first, with seed 0, and those that were stopped go
-            on; it is called with a line of text for each run and epoch. The folder of runs is made if it is not there.
+            on; it is called with a line of text for each run and epoch, and before them with what they will take. The
+            folder of runs is made if it is not there.
+        yes: Whether more than an hour of training is confirmed, where there is a terminal.
 
     Returns:
         The result for each target; saved as ``reproduction.json`` beside the files.
 
     Raises:
-        ArgumentError: A folder is not there, or the output folder is not empty.
+        ArgumentError: A folder is not there, the output folder is not empty, or training will take more than an hour
+            and is not confirmed.
         MissingDependencyError: A package that the figures need is not installed.
         UnknownNameError: There is no such target or scale.
     """
@@ -196,7 +201,7 @@ def reproduce(
     require_new_folder(output, "output")
     if tell is not None:
         Path(runs).mkdir(parents=True, exist_ok=True)
-        _train_missing(targets, Path(runs), scale, data, tell)
+        _train_missing(targets, Path(runs), scale, data, tell, yes=yes)
     found = find_runs(runs)
     groups = _groups(found, scale)
     material = Material(groups, scale, None if data is None else Path(data))
@@ -225,9 +230,12 @@ def _train_missing(
     scale: str,
     data: str | os.PathLike[str] | None,
     tell: Callable[[str], None],
+    *,
+    yes: bool,
 ) -> None:
     """Trains the runs that targets lack, with seed 0."""
     groups = _groups(find_runs(runs), scale)
+    recipes = {}
     for name in _missing(targets, groups):
         changes = {}
         if data is not None and not (scale == "tiny" and holds_cifar10(Path(data))):
@@ -238,9 +246,10 @@ def _train_missing(
             changes["start.folder"] = str(
                 there[0].first.folder if there else _place(runs, start, scale)
             )
-        place = _place(runs, name, scale)
+        recipes[_place(runs, name, scale)] = load_recipe(name, scale=scale, overrides=changes)
+    announce(list(recipes.values()), tell, yes=yes)
+    for place, recipe in recipes.items():
         tell(f"training {place}")
-        recipe = load_recipe(name, scale=scale, overrides=changes)
         train(recipe, output=place, resume=place.exists(), tell=tell)
 
 

@@ -117,7 +117,7 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
     """
     fresh = _draw_network(recipe.model, data)
     if isinstance(fresh, SpeedNet):
-        fresh.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
+        fresh.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
     network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
     return network if recipe.convert is None else _convert(network, recipe.convert, data)
 

@@ -21,57 +21,6 @@ _LEAST = 5e-4
 _AT_ONCE = 500  # images whose patches are made at once
 
 
-@final
-class WhitenedPatches(nn.Module):
-    """Overlapping square patches, each mapped to its whitened coordinates and their negatives: y = [V; −V] p + b.
-
-    Row i of V is e_i / √(λ_i + 5·10⁻⁴), with e_i and λ_i the eigenvectors and eigenvalues of E[p pᵀ]. V is no
-    parameter: `whiten` takes it from images. Until then it is the identity. b starts uniform as that of `nn.Linear`.
-
-    Source: Page, "How to train your ResNet 8: bag of tricks", 2019; with negatives and frozen: Jordan, arXiv
-    2404.00498, §3.2.
-    """
-
-    weight: Tensor  # [V; −V], (2·patch²·channels, patch²·channels), a buffer
-
-    def __init__(self, channels: int, patch: int = 2) -> None:
-        super().__init__()
-        inputs = channels * patch**2
-        self.patch = patch
-        self.register_buffer("weight", torch.cat([torch.eye(inputs), -torch.eye(inputs)]))
-        self.bias = nn.Parameter(torch.empty(2 * inputs).uniform_(-(inputs**-0.5), inputs**-0.5))
-
-    def forward(
-        self, images: Float[Tensor, "batch channels rows cols"]
-    ) -> Float[Tensor, "batch outputs fewer_rows fewer_cols"]:
-        """Maps every patch; there are patch − 1 rows and columns of patches less than of pixels."""
-        mapped = F.linear(_patches(images, self.patch), self.weight, self.bias)
-        return rearrange(mapped, "batch rows cols outputs -> batch outputs rows cols")
-
-    @torch.no_grad()
-    def whiten(self, images: Float[Tensor, "batch channels rows cols"]) -> None:
-        """Takes V from the patches of normalised images, in float64."""
-        products = torch.zeros(
-            self.weight.shape[1], self.weight.shape[1], dtype=torch.float64, device=images.device
-        )
-        count = 0
-        for part in images.split(_AT_ONCE):
-            patches = _patches(part, self.patch).double().flatten(0, 2)
-            products += patches.T @ patches
-            count += len(patches)
-        variances, directions = torch.linalg.eigh(products / count)
-        rows = (directions / (variances + _LEAST).sqrt()).T
-        self.weight.copy_(torch.cat([rows, -rows]))
-
-
-def _patches(images: Tensor, side: int) -> Float[Tensor, "batch rows cols inputs"]:
-    """Cuts images into overlapping patches."""
-    windows = images.unfold(2, side, 1).unfold(3, side, 1)
-    return rearrange(
-        windows, "batch channels rows cols down across -> batch rows cols (channels down across)"
-    )
-
-
 _MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
 _HEADS = 9
 _DIVISOR = 9
@@ -90,10 +39,15 @@ class SpeedNet(ImageClassifier):
     convolution. Batch normalisation learns biases alone. The first outputs of a layer start as copies of its inputs, by
     the head nearest to the query, or by the middle tap.
 
+    The stem maps each patch p of pixels to its whitened coordinates and their negatives, y = [V; −V] p + b. It is
+    attention as well: a hard head for each pixel of a patch, four for 2 x 2. Row i of V is e_i / √(λ_i + 5·10⁻⁴), with
+    e_i and λ_i the eigenvectors and eigenvalues of E[p pᵀ]. V does not learn: `whiten` takes it from images, and until
+    then it is the identity.
+
     `mixing` names the layers, all of one shape, so that one training compares them:
 
     - "attention": nine quadratic heads, which start on the 3 x 3 grid; centres and sharpness learn;
-    - "conv": 3 x 3 convolutions, padded with zeros;
+    - "conv": 3 x 3 convolutions, padded with zeros, and a convolution as the stem;
     - "hard": heads exactly on the 3 x 3 grid, which stay there;
     - "random": as "attention", but centres start from N(0, 2²); "random-frozen": they and the sharpness stay there;
     - "content": as "attention", with scores that depend on the image behind gates that start closed, in all layers but
@@ -102,11 +56,11 @@ class SpeedNet(ImageClassifier):
     At the defaults it has 1,971,514 trainable parameters with "attention": 1,971,352, as with "conv", "hard" and
     "random-frozen", and the nine centres and sharpnesses (27 numbers) of each of six layers.
 
-    Source: the sizes, the start and the whitened patches: Jordan, "94 % on CIFAR-10 in 3.29 seconds on a single GPU",
-    arXiv 2404.00498.
+    Source: the sizes, the start and the frozen stem with negatives: Jordan, "94 % on CIFAR-10 in 3.29 seconds on a
+    single GPU", arXiv 2404.00498; whitened patches: Page, "How to train your ResNet 8: bag of tricks", 2019.
 
     Attributes:
-        stem: The whitened patches; `stem.whiten` takes their directions from images.
+        stem: The layer of patches, without padding.
         stages: The stages, first to last; each has `first` and `second`, the mixing layers.
         head: Linear map of the largest values to class scores.
 
@@ -155,8 +109,8 @@ class SpeedNet(ImageClassifier):
         for width in widths:
             whole_number("widths", width)
         self.in_channels = in_channels
-        self.stem = WhitenedPatches(in_channels, patch)
-        stages, channels = [], len(self.stem.bias)
+        self.stem = _draw_stem(mixing, in_channels, patch)
+        stages, channels = [], self.stem.out_channels
         for width in widths:
             first = _mixer(
                 "attention" if mixing == "content" and not stages else mixing,
@@ -183,7 +137,7 @@ class SpeedNet(ImageClassifier):
         Raises:
             ShapeError: The images have other channels, or are too small for the stages.
         """
-        least = 2 ** len(self.stages) + self.stem.patch - 1
+        least = 2 ** len(self.stages) + self.stem.kernel_size[0] - 1
         if images.shape[1] != self.in_channels or min(images.shape[2:]) < least:
             raise ShapeError(
                 f"images must be of shape (batch, {self.in_channels}, rows, cols) with at least {least} rows and "
@@ -191,6 +145,23 @@ class SpeedNet(ImageClassifier):
             )
         features = self.stages(F.gelu(self.stem(images)))
         return self.head(features.amax(dim=(2, 3))) / _DIVISOR
+
+    @torch.no_grad()
+    def whiten(self, images: Float[Tensor, "batch channels rows cols"]) -> None:
+        """Takes V from the patches of normalised images, in float64.
+
+        Args:
+            images: Normalised images, at least as high and wide as a patch.
+        """
+        inputs = self.stem.out_channels // 2
+        products = torch.zeros(inputs, inputs, dtype=torch.float64, device=images.device)
+        count = 0
+        for part in images.split(_AT_ONCE):
+            patches = _patches(part, self.stem.kernel_size[0]).double().flatten(0, 2)
+            products += patches.T @ patches
+            count += len(patches)
+        variances, directions = torch.linalg.eigh(products / count)
+        _set_directions(self.stem, (directions / (variances + _LEAST).sqrt()).T)
 
 
 class _Stage(nn.Module):
@@ -246,3 +217,38 @@ def _mixer(
         weight = cast(Tensor, layer.values.weight)
         weight[:, :copied] = nearest[:, None, None] * torch.eye(copied, inputs)
     return layer
+
+
+def _draw_stem(mixing: str, channels: int, patch: int) -> RelativeAttention2d | nn.Conv2d:
+    """Makes the layer of patches: a hard head per pixel of a patch, or the convolution that they are.
+
+    Its map is [I; −I] until `SpeedNet.whiten` takes V, and is no parameter that learns. b starts as that of
+    `nn.Linear`.
+    """
+    outputs = 2 * channels * patch**2
+    with torch.random.fork_rng(devices=[]):  # weights that are not kept use up no random numbers
+        if mixing == "conv":
+            layer = nn.Conv2d(channels, outputs, patch)
+        else:
+            layer = RelativeAttention2d(channels, outputs, patch, encoding="shift")
+    _set_directions(layer, torch.eye(outputs // 2))
+    layer.weight.requires_grad_(False)
+    bound = (outputs // 2) ** -0.5
+    nn.init.uniform_(cast(Tensor, layer.bias), -bound, bound)
+    return layer
+
+
+@torch.no_grad()
+def _set_directions(
+    layer: RelativeAttention2d | nn.Conv2d, rows: Float[Tensor, "inputs inputs"]
+) -> None:
+    """Gives a layer of patches the map [V; −V]."""
+    layer.weight.copy_(torch.cat([rows, -rows]).view_as(layer.weight))
+
+
+def _patches(images: Tensor, side: int) -> Float[Tensor, "batch rows cols inputs"]:
+    """Cuts images into overlapping patches."""
+    windows = images.unfold(2, side, 1).unfold(3, side, 1)
+    return rearrange(
+        windows, "batch channels rows cols down across -> batch rows cols (channels down across)"
+    )

@@ -12,6 +12,7 @@ from convattn.errors import UnknownNameError
 from convattn.files import sole_use, write_atomically
 from convattn.grid import whole_number
 from convattn.lab.paper_figures import accuracy_curves, figure_paths
+from convattn.lab.run_cost import announce
 from convattn.lab.run_process import is_finished
 from convattn.lab.runs import read_curve
 from convattn.lab.study_plan import (
@@ -49,6 +50,7 @@ def study(  # noqa: PLR0913 - the options of the command
     workers: int = 1,
     threads: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    yes: bool = True,
 ) -> StudyRecord:
     """Runs every recipe, in every variant, with every seed, and compares them.
 
@@ -68,13 +70,15 @@ def study(  # noqa: PLR0913 - the options of the command
         workers: Runs at a time, at least 1.
         threads: Threads of each run, at least 1; None takes ``OMP_NUM_THREADS`` or, if that is not set, one for tiny
             images, and for others the cores divided by the workers.
-        tell: Called with a line of text when a run starts or ends.
+        tell: Called with a line of text when a run starts or ends, and before them with what they will take.
+        yes: Whether more than an hour is confirmed, where there is a terminal.
 
     Returns:
         The record, as in ``study.json``.
 
     Raises:
-        ArgumentError: There are no recipes or seeds, two runs would be the same, or workers or threads are below 1.
+        ArgumentError: There are no recipes or seeds, two runs would be the same, workers or threads are below 1, or it
+            will take more than an hour and is not confirmed.
         CheckpointError: The folder holds something else, or another study is using it; or a run's folder holds a run of
             another recipe.
         DataError: Runs saw different data.
@@ -107,6 +111,7 @@ def study(  # noqa: PLR0913 - the options of the command
     place.mkdir(parents=True, exist_ok=True)
     with sole_use(place):
         unfinished = _unfinished(runs, tell)
+        announce([run.recipe for run in unfinished], tell, yes=yes, workers=workers)
         with closing(carry_out(unfinished, workers=workers, threads=threads, tell=tell)) as ended:
             for run in ended:
                 tell(f"{run.name}: {_outcome(run)}")

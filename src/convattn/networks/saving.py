@@ -219,7 +219,7 @@ def _require_saveable(network: nn.Module) -> None:
                 " frozen, and freeze it again after loading"
             )
         if homes[name].startswith("convattn.heads."):
-            maker = "replace_convolutional_heads"
+            maker = "replace_heads"
             raise UnsupportedModelError(
                 f"{refusal}: {name} was made by {maker}, which a saved network cannot record. Save the state_dict, and"
                 f" load it after the same call of {maker}"

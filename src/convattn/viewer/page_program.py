@@ -78,6 +78,10 @@ class Program:
         centre = (weight.shape[-1] - 1) / 2
         self._place = self._place.among(centre, step)
 
+    def lie_between(self, offset: float) -> None:
+        """Says that features lie `offset` cells behind those that the layer before took, as the middles of patches."""
+        self._place = self._place.among(offset, 1)
+
     def halve(self) -> None:
         """Adds the maximum of squares of 2 × 2 pixels."""
         self.add("maxpool", size=2)
@@ -157,9 +161,8 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
 
 
 def _write_speed_net(network: Any, program: Program) -> None:
-    stem = network.stem
-    weight = stem.weight.unflatten(1, (-1, stem.patch, stem.patch))
-    program.patches(weight, stem.bias, step=1)
+    program.mix("stem", network.stem)
+    program.lie_between((network.arguments["patch"] - 1) / 2)
     program.add("gelu")
     for number, stage in enumerate(network.stages):
         program.mix(f"stages.{number}.first", stage.first)

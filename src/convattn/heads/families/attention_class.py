@@ -108,8 +108,7 @@ class TokenAttention:
     query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
-    # W_out with its bias, N_h·D_h → D_out; None if another module applies it
-    output: nn.Linear | None
+    output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
     # Gives a module from tokens to tokens the call signature of this layer
     wrap: Callable[[nn.Module], nn.Module] = lambda tokens: tokens
     dropout: float = 0.0  # Probability with which an attention weight is dropped in training
@@ -134,9 +133,8 @@ class AttentionClass:
     heads_first: bool = False  # Whether the weights have their heads before their groups
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
-    foreign: bool = False  # Whether a user gave `matrices`, which are checked
     refused: str | None = None  # Why the weights of the class are not read
-    unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
+    unchanged: str | None = None  # Why heads of the class are not initialised
 
 
 @dataclass(frozen=True)
@@ -186,13 +184,6 @@ def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     """Copies some outputs of a linear map."""
     bias = None if whole.bias is None else whole.bias[rows]
     return linear(whole.weight[rows], bias, like=whole)
-
-
-def repeat_heads(shared: nn.Linear, times: int, *, width: int) -> nn.Linear:
-    """Makes a map of keys or values for all heads from one whose heads, of a width, are shared by as many each."""
-    rows = torch.arange(shared.out_features).view(-1, width)
-    rows = rows.repeat_interleave(times, 0)
-    return some_rows(shared, rows.flatten())
 
 
 _RECORDERS = "transformers.utils.output_capturing"

@@ -3,11 +3,10 @@
 from functools import partial
 from typing import Any, final
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     PREFIX_TOKENS,
     AttentionClass,
@@ -49,28 +48,19 @@ def _count_tokens(embeddings: nn.Module, name: str) -> int:
     return int(token.shape[-2]) if token.ndim == 3 else 1
 
 
-_PADDING = "padding"
-_BIAS = "bias"
-"""What a mask says: which tokens are there, the same for all queries; or what is added to the scores."""
-
 _REFUSED = ("past_key_values", "is_causal", "output_attentions")
 """Options that heads that average by displacement do not take."""
 
 
 @final
 class TransformersAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of transformers' attention.
+    """A layer from tokens to tokens with the call signature of transformers' attention."""
 
-    Attributes:
-        mask: What a mask says, "padding" or "bias"; None takes no mask.
-    """
-
-    def __init__(self, tokens: nn.Module, config: Any, *, mask: str | None = None) -> None:
+    def __init__(self, tokens: nn.Module, config: Any) -> None:
         """Wraps the layer."""
         super().__init__()
         self.tokens = tokens
         self.config = config
-        self.mask = mask
 
     def forward(
         self,
@@ -80,32 +70,14 @@ class TransformersAttention(nn.Module):
     ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
         """Attends, and returns None in place of attention weights.
 
-        A mask that is not taken, causal attention, a cache, or a request for attention weights raises ArgumentError.
+        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
         """
+        options["output_attentions"] = options.get("output_attentions") or getattr(
+            self.config, "output_attentions", False
+        )
+        refuse_options({"attention_mask": attention_mask})
         refuse_options({name: options.get(name) for name in _REFUSED})
-        refuse_options({"output_attentions": getattr(self.config, "output_attentions", False)})
-        if attention_mask is None:
-            return self.tokens(hidden_states), None
-        if self.mask == _BIAS:
-            return self.tokens(hidden_states, bias=attention_mask), None
-        if self.mask is None:
-            refuse_options({"attention_mask": attention_mask})
-        return self.tokens(hidden_states, _present(attention_mask)), None
-
-
-def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
-    """Reads which tokens may be attended to from a mask that is the same for all queries."""
-    if mask.ndim != 4:
-        raise ArgumentError(
-            must_be("attention_mask", "of the shape (batch, 1, queries, keys)", tuple(mask.shape))
-        )
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    rows = allowed[:, 0]
-    if not torch.compiler.is_compiling() and not bool((rows == rows[:, :1]).all()):
-        raise ArgumentError(
-            "attention_mask must be the same for all queries: a kernel sees both sides of a token"
-        )
-    return rows[:, 0]
+        return self.tokens(hidden_states), None
 
 
 def _matrices(
@@ -115,23 +87,18 @@ def _matrices(
     heads: str,
     dropout: str,
     scale: str,
-    mask: str | None = None,
 ) -> TokenAttention:
-    """Returns the matrices of a layer, by the names of its maps, numbers and dropout.
-
-    Without a fourth map, as in BERT, another module applies W_out.
-    """
+    """Returns the matrices of a layer, by the names of its maps, numbers and dropout."""
     if getattr(attention, "is_decoder", False) or getattr(attention, "is_causal", False):
         raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-    parts = [require_part(attention, name) for name in maps]
-    query, key, value, output, *_ = (*parts, None)
+    query, key, value, output = (require_part(attention, name) for name in maps)
     return TokenAttention(
         heads=int(getattr(attention, heads)),
         query=query,
         key=key,
         value=value,
         output=output,
-        wrap=partial(TransformersAttention, config=attention.config, mask=mask),
+        wrap=partial(TransformersAttention, config=attention.config),
         dropout=dropout_rate(attention, dropout),
         scale=float(getattr(attention, scale)),
     )
@@ -143,10 +110,6 @@ _vit_matrices = partial(
     heads="num_attention_heads",
     dropout="attention_dropout",
     scale="scaling",
-)
-_beit_matrices = partial(_vit_matrices, mask=_BIAS)
-_bert_matrices = partial(
-    _vit_matrices, maps=("query", "key", "value"), dropout="dropout", mask=_PADDING
 )
 _whisper_matrices = partial(
     _matrices,
@@ -183,24 +146,19 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
         "siglip.SiglipAttention",
     ),
     **_by_full_name(
-        AttentionClass("global", read_tower, matrices=_beit_matrices), "beit.BeitAttention"
-    ),
-    **_by_full_name(
-        AttentionClass("sequence", read_sequence, matrices=_bert_matrices),
-        "bert.BertSelfAttention",
-    ),
-    **_by_full_name(
         AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
         "whisper.WhisperAttention",
     ),
     **_by_full_name(
         AttentionClass("global", read_tower),
+        "beit.BeitAttention",
         "dinov3_vit.DINOv3ViTAttention",
         "mlcd.MLCDAttention",
         "audio_spectrogram_transformer.ASTAttention",
     ),
     **_by_full_name(
         AttentionClass("sequence", read_sequence),
+        "bert.BertSelfAttention",
         "distilbert.DistilBertSelfAttention",
         "roberta.RobertaSelfAttention",
         "xlm_roberta.XLMRobertaSelfAttention",

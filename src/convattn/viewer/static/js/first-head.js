@@ -11,9 +11,12 @@ import { displacements } from "./statistics.js";
 /** Where the queries stand by which heads are judged, in shares of the sides of the picture. */
 const JUDGED_AT = [0.25, 0.5, 0.75];
 
+/** Tells whether the heads of a layer are the taps of a convolution. @param {SceneLayer} layer */
+const isHard = ({ attention }) => attention.kind === "position" && attention.heads.encoding === "shift";
+
 /**
  * Returns the head with the most to show: the one that displacement explains best, where a report says it; else the one
- * that gives most of its weight to one displacement.
+ * that gives most of its weight to one displacement. Hard heads, which did not learn where to look, come last.
  * @param {Scene} scene
  */
 export function headToShow(scene) {
@@ -23,11 +26,14 @@ export function headToShow(scene) {
   const best = { layer: 0, head: 0 };
   let most = 0;
   for (const [layer, heads] of scores.entries())
-    for (const [head, score] of heads.entries())
-      if (typeof score === "number" && score > most) {
-        most = score;
+    for (const [head, score] of heads.entries()) {
+      if (typeof score !== "number") continue;
+      const shows = isHard(layers[layer]) ? score / 2 : score;
+      if (shows > most) {
+        most = shows;
         Object.assign(best, { layer, head });
       }
+    }
   return best;
 }
 

@@ -1,1 +1,0 @@
-"""When are depthwise convolutions slow in torch, and which layout avoids it?"""

@@ -1,1 +1,0 @@
-"""What do the heads of a trained vision transformer look at?"""

@@ -1,1 +1,0 @@
-"""What does a trained vision transformer keep when its heads run as convolutions?"""

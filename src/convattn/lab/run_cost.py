@@ -1,0 +1,118 @@
+"""What training will take on this machine, measured by a step before it starts."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from convattn.errors import ArgumentError, ConvAttnError
+from convattn.lab.recipe import Recipe, StartRecipe
+from convattn.lab.run_setup import build_network, build_optimizer, load_data
+from convattn.networks.datasets import ImageDataset
+from convattn.networks.pictures import normalise
+
+_HOUR = 3600
+_FEW, _LONG = 16, 4.0
+"""Images of the first steps; if all images would take more seconds than that, the time is in proportion."""
+
+
+class RunCost(NamedTuple):
+    """What a run takes, by one of its steps."""
+
+    steps: int  # Steps of all epochs
+    step_seconds: float  # Time of a step
+    memory: int  # Bytes of images, weights, gradients, the optimizer's state, and what a step keeps for its gradients
+
+
+def announce(
+    recipes: Sequence[Recipe], tell: Callable[[str], None], *, yes: bool, workers: int = 1
+) -> None:
+    """Says what runs will take before they start, and has more than an hour confirmed in a terminal.
+
+    Args:
+        recipes: The recipe of each run.
+        tell: Called with a line of text for the runs that differ in the seed alone, and with one for all.
+        yes: Whether it was confirmed.
+        workers: Runs at a time.
+
+    Raises:
+        ArgumentError: It will take more than an hour, there is a terminal, and it was not confirmed.
+    """
+    if "RANK" in os.environ:  # of several processes, each of which takes a share of a step
+        return
+    costs: dict[Recipe, RunCost] = {}
+    seconds = 0.0
+    for recipe in recipes:
+        alike = replace(recipe, seed=0)
+        try:
+            if alike not in costs:
+                costs[alike] = cost = measure_cost(alike, load_data(recipe.data))
+                size = f"{cost.memory / 2**20:,.0f} MiB"
+                step = f"{cost.steps:,} steps of {cost.step_seconds:.2g} s on this machine"
+                tell(f"{recipe.name}: {step}, {in_words(cost.steps * cost.step_seconds)}; {size}")
+        except ConvAttnError:  # the run itself will say so
+            tell(f"{recipe.name}: could not be measured")
+            continue
+        seconds += costs[alike].steps * costs[alike].step_seconds / workers
+    if len(recipes) > 1:
+        tell(f"all {len(recipes)} runs: {in_words(seconds)}")
+    if seconds > _HOUR and not yes and sys.stdin.isatty():
+        raise ArgumentError(f"this takes about {in_words(seconds)}: --yes starts it")
+
+
+def in_words(seconds: float) -> str:
+    """Writes a time in the unit that suits it.
+
+    Example:
+        >>> in_words(90.0), in_words(5000.0)
+        ('90 s', '1.4 hours')
+    """
+    if seconds < 2 * 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < _HOUR else f"{seconds / _HOUR:,.1f} hours"
+
+
+def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
+    """Measures a step of a recipe's network with new weights; random numbers are left as they were."""
+    from accelerate import PartialState
+
+    device = torch.device(PartialState().device or "cpu")
+    if recipe.data.held_out is not None:
+        data = data.held_out(recipe.data.held_out)
+    training, size = recipe.training, recipe.training.batch_size
+    narrow = torch.float16 if training.precision == "fp16" else torch.bfloat16
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.random.fork_rng():
+        network = build_network(replace(recipe, start=StartRecipe()), data).to(device).train()
+        optimizer = build_optimizer(recipe.optim, network, stem_epochs=training.stem_epochs)
+        for count in (min(_FEW, size), min(_FEW, size), size):  # the first step is slower
+            images = normalise(data.train.images[:count], data.mean, data.std).to(device)
+            labels = data.train.labels[:count].to(device)
+            kept.clear()
+            began = time.perf_counter()
+            with (
+                torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+                torch.autocast(device.type, narrow, enabled=training.precision != "no"),
+            ):
+                loss = F.cross_entropy(network(images), labels)
+            loss.backward()
+            optimizer.step()
+            loss.item()  # waits for a GPU
+            scale = size / count
+            seconds = (time.perf_counter() - began) * scale
+            if seconds > _LONG:
+                break
+    weights = 4 * sum(one.nbytes for one in network.parameters())  # gradients and two moments, too
+    memory = weights + data.train.images.nbytes + scale * sum(kept.values())
+    return RunCost(training.epochs * (len(data.train) // size), seconds, round(memory))

@@ -1,0 +1,52 @@
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.lab.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
+
+from convattn.errors import ArgumentError, DataError
+from convattn.lab import run_cost
+from convattn.lab.run_cost import RunCost, announce, measure_cost
+
+
+@pytest.mark.parametrize("recipe", [tiny_recipe(), tiny_speed_recipe()], ids=["one", "speed"])
+def test_a_step_is_measured_and_leaves_random_numbers_as_they_were(recipe):
+    state = torch.random.get_rng_state()
+    cost = measure_cost(recipe, tiny_data())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert cost.steps == recipe.training.epochs * (40 // recipe.training.batch_size)
+    assert 0 < cost.step_seconds < 5
+    halved = replace(recipe, training=replace(recipe.training, batch_size=2))
+    assert measure_cost(halved, tiny_data()).memory < cost.memory
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Steps of ten seconds, a terminal, and data that no recipe of seed 5 can load."""
+
+    def load(recipe):
+        if recipe.held_out == 5:
+            raise DataError("damaged")
+
+    monkeypatch.setattr(run_cost, "load_data", load)
+    monkeypatch.setattr(run_cost, "measure_cost", lambda *_: RunCost(360, 10.0, 3 * 2**20))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+
+def test_what_runs_take_is_said_and_more_than_an_hour_is_confirmed(slow, monkeypatch):
+    said, one = [], tiny_recipe()
+    line = f"{one.name}: 360 steps of 10 s on this machine, 1.0 hours; 3 MiB"
+    announce([one], said.append, yes=False)
+    assert said == [line]  # an hour, not more
+    damaged = replace(one, data=replace(one.data, held_out=5))
+    runs = [one, replace(one, seed=1), replace(one, seed=2), damaged]
+    announce(runs, said.append, yes=True, workers=2)
+    assert said[1:] == [line, f"{one.name}: could not be measured", "all 4 runs: 1.5 hours"]
+    with pytest.raises(ArgumentError, match=r"this takes about 1\.5 hours: --yes starts it"):
+        announce(runs, said.append, yes=False, workers=2)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    announce(runs, said.append, yes=False)
+    assert said[-1] == "all 4 runs: 3.0 hours"
+    monkeypatch.setenv("RANK", "0")
+    announce(runs, lambda _: pytest.fail("it is one of several processes"), yes=False)
