@@ -211,8 +211,9 @@ class FixedAttention(nn.Module):
             maps = part.maps(layout)
             seen = maps * allowed[:, :, None]
             total = seen.sum(-1, keepdim=True)
-            share = maps.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
-            weights = (seen * share).to(values.dtype)
+            # In this order: what is left may be so little that its inverse overflows.
+            weights = seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
+            weights = weights.to(values.dtype)
             y = (weights @ values.index_select(2, heads)).to(out.dtype)
             if part.attends and layout is not None:
                 attend = (layout.queries < 0)[:, None, :, None].to(out.device)
