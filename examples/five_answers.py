@@ -7,7 +7,6 @@ from statistics import fmean, median, stdev
 from pyarrow import parquet
 
 EVIDENCE = Path(__file__).parents[1] / "evidence"
-T_OF_THREE = 4.303  # 97.5 % quantile of Student's t with two degrees of freedom
 
 
 def _read(file: str) -> dict:
@@ -15,12 +14,12 @@ def _read(file: str) -> dict:
 
 
 def _accuracies(folder: str, seed: int) -> list[float]:
-    lines = (EVIDENCE / f"{folder}-{seed}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (EVIDENCE / f"{folder}-{seed}/metrics.jsonl").read_text("utf-8").splitlines()
     return [100 * json.loads(line)["test_accuracy"] for line in lines]
 
 
 def _interval(values: list[float]) -> str:
-    half = T_OF_THREE * stdev(values) / len(values) ** 0.5
+    half = 4.303 * stdev(values) / len(values) ** 0.5  # Student's t, two degrees of freedom
     return f"{fmean(values):+.2f} ({fmean(values) - half:.2f} to {fmean(values) + half:.2f})"
 
 
@@ -35,12 +34,12 @@ def _taps(folder: str, epoch: int) -> int:
 
 resnet = _read("trained_networks/trained-networks.json")["resnet18"]
 sweep = (EVIDENCE / "sweep/networks.jsonl").read_text(encoding="utf-8").splitlines()
-outcomes = [json.loads(line).get("outcome") for line in sweep]
-changed, passed = max(row["top1_changed"] for row in resnet), outcomes.count("passed")
+passed = [json.loads(line).get("outcome") for line in sweep].count("passed")
+changed = max(row["top1_changed"] for row in resnet)
 print(f"1. exact: {changed} of 10,000 predictions changed; {passed} networks of the sweep pass")
 table, quarter, less = "encodings/table/", "speedrun/quarter/table/", []
 for seed in range(3):
-    attention, conv = (_accuracies(f"{table}{name}", seed) for name in ("sa-quadratic", "convnet"))
+    attention, conv = (_accuracies(table + name, seed) for name in ("sa-quadratic", "convnet"))
     less.append(attention[-1] - conv[-1])
 print(f"2. attention less convolutions at equal epochs, points: {_interval(less)}")
 less = []  # six epochs of attention take the operations of twelve of convolutions, nearly
@@ -48,10 +47,11 @@ for seed in range(3, 6):
     attention, conv = (_accuracies(f"{quarter}{name}", seed) for name in ("attention", "conv"))
     less.append(attention[5] - conv[11])
 print(f"   at equal operations, a quarter of the width: {_interval(less)}")
-
 seven = sum(_taps(f"speedrun/quarter/grids/random-{seed}", 12) for seed in range(6, 13))
 print(f"3. taps of the 3 x 3 kernel with a centre: {seven} of {7 * 54}")
-print(f"4. heads of a trained ViT: {_read('trained_heads/vit-s.json')['words']['measured']}")
+arms = {row["arm"]: row["feature"] for row in _read("trained_heads/clip.json")["cause"]}
+turned = fmean(map(max, *(arms[f"turned by {by}°"] for by in (90, 180, 270))))
+print(f"4. cosine, eight heads of CLIP: {fmean(arms['own kernel']):.3f} own, {turned:.3f} turned")
 for case in _read("speed/layers.json")["cases"]:
     if case["name"] in {"hard-64", "quadratic-64-forward"}:
         times = {one["contender"]: one["seconds"] for one in case["measurements"]}

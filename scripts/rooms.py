@@ -26,7 +26,7 @@ BUDGETS = {
     "convert": 34_100,
     "models": 3_000,
     "networks": 11_500,
-    "heads": 38_000,
+    "heads": 38_500,
     "viewer": 11_000,
     "cli": 7_200,
     "testing": 2_000,
@@ -34,7 +34,7 @@ BUDGETS = {
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 342_000, ("benchmarks", "evidence", "scripts"): 74_000}
+OUTSIDE = {("tests",): 345_000, ("benchmarks", "evidence", "scripts"): 84_000}
 """Tokens that folders beside the package may have together."""
 
 TOTAL = 195_000

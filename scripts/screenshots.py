@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[1]
 HEIGHTS = {360: 740, 800: 900, 1400: 900}
 """Heights of windows, by their widths."""
 
-VIEWS = {"explore": "layer=3&head=1"}
-for step in range(7):
+VIEWS = {"explore": "layer=3&head=1", "controls": "layer=3&head=1&controls=true"}
+for step in range(9):
     VIEWS[f"learn-{step + 1}"] = f"view=learn&step={step}"
 
-SHOWN = ("learn-1", 800, "light")
+SHOWN = ("learn-2", 800, "light")
 """View, width and theme of the picture in README.md."""
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars")

@@ -31,11 +31,12 @@ class HardHeads(NamedTuple):
         Where `taps` is None this is the layer's own window if it contains them, else the smallest one without gaps.
         Else it has as many taps, or is the layer's own window, which is smaller.
         """
-        windows: list[Window | None] = [] if taps is None else [*sized_windows(geometry, taps)]
-        if taps is None or all(map(int.__le__, geometry.kernel_size, taps)):
-            windows.append(own_window(geometry))
+        windows = [] if taps is None else sized_windows(geometry, taps)
+        own = own_window(geometry)
+        if own is not None and (taps is None or all(map(int.__le__, own.taps, taps))):
+            windows.append(own)
         for window in windows:
-            if window is not None and self._are_taps_of(window):
+            if self._are_taps_of(window):
                 return window
         if taps is not None:
             return None

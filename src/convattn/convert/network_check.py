@@ -17,7 +17,6 @@ from convattn.convert.convolutions import NetworkConvolution
 from convattn.convert.network_runs import (
     ROUNDINGS,
     Arguments,
-    Run,
     layer_outputs,
     noticing_draws,
     run_batches,
@@ -122,7 +121,7 @@ class NetworkComparison:
         return "different"
 
 
-def compare_networks(
+def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
     source: nn.Module,
     other: nn.Module,
     arguments: Arguments,
@@ -172,12 +171,11 @@ def compare_networks(
         of_convolutions.append(summed.ordered(places))
 
     # the other itself comes last, because it may change itself
-    other_run = _run_other(
-        other,
-        batches,
-        first if may_be_flat else None,
-        "other" if rounded else "the converted network",
-    )
+    try:
+        other_run = run_batches(other, batches, like=first if may_be_flat else None)
+    except Exception as error:  # a foreign network may look at its layers in any way
+        name = "other" if rounded else "the converted network"
+        raise ConversionError(f"{name} does not run: {type(error).__name__}: {error}") from error
     result = other_run.ordered(places)
     if to_conv:
         of_convolutions.append(result)
@@ -223,14 +221,6 @@ def compare_networks(
         hides=hides,
         layers=layers,
     )
-
-
-def _run_other(other: nn.Module, batches: Sequence[Arguments], like: Run | None, name: str) -> Run:
-    """Runs the other network; raises ConversionError with its name if it does not run."""
-    try:
-        return run_batches(other, batches, like=like)
-    except Exception as error:  # a foreign network may look at its layers in any way
-        raise ConversionError(f"{name} does not run: {type(error).__name__}: {error}") from error
 
 
 # --- The network of convolutions --------------------------------------------------------------------------------------

@@ -376,8 +376,9 @@ def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> di
             numbers = []
             for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
                 numbers.append({**_describe_head(head), "verdict": str(verdict)})
-            return {"sentence": layer.sentence, "statistics": numbers}
-    return {"sentence": None, "statistics": None}
+            measured_on = report.images if report else 0
+            return {"sentence": layer.sentence, "statistics": numbers, "measured_on": measured_on}
+    return {"sentence": None, "statistics": None, "measured_on": 0}
 
 
 def _describe_head(head: HeadStatistics) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
+from convattn.heads.analysis import analyze
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import HeadReport, read_report
 from convattn.heads.head_snapshots import HEADS, read_heads
@@ -52,10 +53,10 @@ class Exhibition:
     labels: tuple[str, ...]  # What they show; () if unknown
 
     def scene(self, report: HeadReport | None = None) -> Scene:
-        """Makes what the page shows of them, with a report on the first."""
+        """Makes what the page shows of them, with a report on the first; without one, its heads are measured here."""
         first, *others = self.exhibits
-        if report is not None:
-            first = replace(first, report=report)
+        report = report or first.report or _measured(first)
+        first = replace(first, report=report)
         return build_scene([first, *others], names=self.names, labels=self.labels)
 
 
@@ -178,6 +179,19 @@ def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
         return replace(other, classes=classes, layers=first.layers)
     note = f"{other.note} All its layers are shown, because it has no {some(missing)}."
     return replace(other, classes=classes, note=note.lstrip())
+
+
+def _measured(first: Exhibit) -> HeadReport | None:
+    """Measures heads of content on the images that are shown, so that the page has a word for each.
+
+    Heads of displacement need none: the page knows their scores. One image alone tells nothing of content.
+    """
+    modules = dict(first.network.named_modules())
+    shown = first.layers or readable_layers(first.network)
+    names = [name for name in shown if name in modules and not is_positional(modules[name])]
+    if not names or len(first.images) == 1:
+        return None
+    return analyze(first.network, first.images, layers=names, controls=(), progress=False)
 
 
 def _draw(loaded: LoadedNetwork) -> nn.Module:

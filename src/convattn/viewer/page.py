@@ -41,6 +41,7 @@ def page_html(scene: Scene) -> str:
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
         "tour": _static("tour.html"),
         "costs": _static("costs.json"),
+        "measured": _static("measured.json"),
         "scene": base64.b64encode(scene.to_bytes()).decode(),
         "script": f"{joined_module()}\nopenPage();",
     }
@@ -54,11 +55,18 @@ _CAST = re.compile(r"/\*\* @type (?:[^*]|\*(?!/))*\*/ ?")
 # No text ends after the last comment of a line, so none begins before it.
 _LAST_COMMENT = re.compile(r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_REMOVED = (_IMPORT, _EXPORT, _COMMENT, _CAST, _LAST_COMMENT, _INDENTATION)
+# Declarations of a line each, one below the other
+_DECLARATIONS = re.compile(r"(?:^const [^\n]*;\n)+", re.MULTILINE)
+_LAST_SIGN = re.compile(r",(?=\n[)}\]])|;(?=\n\})")
+_REMOVED = (_IMPORT, _EXPORT, _COMMENT, _CAST, _LAST_COMMENT, _INDENTATION, _LAST_SIGN)
+# A text, which stays as it is, or a sign that no space need stand beside: + and − and / may keep two apart.
+_TEXT_OR_SIGN = re.compile(
+    r"""("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|`[^`]*`)|\s*([(){}\[\],;:?=<>&|!*%]|\s?(?<![-+])[-+/](?=\s[^-+/]))\s*"""
+)
 
 
 def joined_module(entry: str = "page.js") -> str:
-    """Joins a file of `static/js` and all that it imports to one module, without comments and indentation.
+    """Joins a file of `static/js` and all that it imports to one module, without comments and needless spaces.
 
     Each file comes after those that it imports. What the files must keep to, such as unique names and texts of one
     line, is tested.
@@ -82,6 +90,8 @@ def _gather(name: str, files: dict[str, str], above: tuple[str, ...]) -> None:
 def _stripped(text: str) -> str:
     for pattern in _REMOVED:
         text = pattern.sub("", text)
+    text = _DECLARATIONS.sub(lambda found: found[0].replace(";\nconst ", ",\n"), text)
+    text = _TEXT_OR_SIGN.sub(lambda found: found[1] or found[2].strip(), text)
     return text.strip() + "\n"
 
 

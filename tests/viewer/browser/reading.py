@@ -15,7 +15,10 @@ PATIENCE = 120
 
 
 def download(page, button):
-    """Presses a button that gives a file, and returns its content."""
+    """Presses a button that gives a file, among all controls, and returns its content."""
+    closed = page.locator('.all-controls[aria-expanded="false"]')
+    if closed.count():
+        closed.click()
     with page.expect_download() as given:
         page.get_by_role("button", name=button, exact=True).click()
     return Path(given.value.path()).read_bytes()

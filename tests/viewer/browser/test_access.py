@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.viewer.browser.axe import complaints
 
-TOUR = [f"view=learn&step={step}" for step in range(7)]
+TOUR = [f"view=learn&step={step}" for step in range(9)]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -35,7 +35,7 @@ CUT = """() => [...document.querySelectorAll("#convattn :not(svg *, .only-heard)
 @pytest.mark.parametrize("width", [320, 390])
 def test_on_a_phone_nothing_is_cut(opened, address, width):
     page = opened(f"{address}#view=explore", width=width)
-    page.locator(".more > summary").click()
+    page.get_by_role("button", name="All controls").click()
     for view in (*TOUR, "view=explore&network=0&layer=5", "view=explore&network=1&layer=1"):
         page.goto(f"{address}#{view}")
         shown = ".learn-step" if view in TOUR else "button.map"

@@ -65,7 +65,7 @@ COLOURS = """(canvas, [left, top, width, height]) =>
 
 @pytest.mark.parametrize("values", ["weights", "scores"])
 def test_the_table_of_displacements_holds_the_map_in_its_colours(opened, address, shown, values):
-    page = opened(f"{address}#layer=4&head=7&query=9,21&values={values}")
+    page = opened(f"{address}#controls=true&layer=4&head=7&query=9,21&values={values}")
     layer = shown.scene.header["networks"][0]["layers"][4]
     rows, cols = layer["keys"]["grid"]
     queries = layer["attention"]["queries"]
@@ -206,7 +206,7 @@ WEAKEST = "[...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].join()"
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_theme_is_the_systems(opened, address, dark):
-    page = opened(f"{address}#view=explore", dark=dark)
+    page = opened(f"{address}#controls=true", dark=dark)
     ramp = page.locator(".ramp").first
     for night in (dark, not dark):
         page.emulate_media(color_scheme="dark" if night else "light")
@@ -217,7 +217,7 @@ def test_the_theme_is_the_systems(opened, address, dark):
 
 
 def test_it_fits_a_phone(opened, address):
-    page = opened(f"{address}#view=explore", width=360, height=740, has_touch=True, is_mobile=True)
+    page = opened(f"{address}#controls=true", width=360, height=740, has_touch=True, is_mobile=True)
     expect(page.locator("button.map").first).to_be_visible()
     page.evaluate(
         "columns = document.querySelector('.compare-columns'); columns.append(columns.lastChild.cloneNode(true))"
@@ -245,7 +245,7 @@ def test_an_own_image_is_run(opened, address, own_picture):
 
 
 def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, address, own_picture):
-    page = opened(f"{address}#compare=1&head=5")
+    page = opened(f"{address}#controls=true&compare=1&head=5")
     beside = page.locator(".compare-numbers").last
     expect(beside).to_have_text("It has no such head.")
     choose(page, 0, 2)
@@ -255,7 +255,7 @@ def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, addr
 
 
 def test_all_heads_of_another_network_are_shown_where_they_are_and_keep_the_focus(opened, address):
-    page = opened(f"{address}#compare=1&layer=1&head=1")
+    page = opened(f"{address}#controls=true&compare=1&layer=1&head=1")
     page.get_by_role("button", name="Show all its heads").click()
     chosen = page.locator('button.map[data-layer="1"][data-head="1"]')
     expect(chosen).to_be_focused()
@@ -263,7 +263,7 @@ def test_all_heads_of_another_network_are_shown_where_they_are_and_keep_the_focu
 
 
 def test_where_there_is_no_map_none_is_named_or_saved(opened, address, own_picture):
-    page = opened(f"{address}#network=1&compare=")
+    page = opened(f"{address}#controls=true&network=1&compare=")
     small = page.locator("button.map").first
     expect(small).to_have_attribute("aria-label", re.compile("Head 1 of layer 1 looks"))
     add_picture(page, own_picture)
@@ -284,9 +284,11 @@ def test_a_page_within_a_frame_has_no_link_and_opens_those_of_others(opened, sho
         file.write_text(content)
         page = opened(file.as_uri())
         frame = page.frame_locator("iframe")
+        frame.get_by_role("button", name="All controls").click()
         expect(frame.get_by_role("button", name="Save map as PNG")).to_be_visible()
         expect(frame.get_by_role("button", name="Copy link")).to_have_count(0)
     frame.get_by_role("tab", name="Learn").click()
+    frame.get_by_role("button", name="Step 2").click()
     link = frame.get_by_role("link", name="Paper, theorem 1")
     link.evaluate("link => { link.href = 'about:blank'; }")  # or a request would leave this machine
     with page.expect_popup():

@@ -21,7 +21,7 @@ from convattn.viewer import Exhibit, build_scene, write_page
 
 def address_of(network, folder, side=12):
     scene = build_scene(Exhibit(network.eval(), torch.rand(1, 3, side, side)))
-    return f"{write_page(scene, folder / 'page.html').as_uri()}#view=explore"
+    return f"{write_page(scene, folder / 'page.html').as_uri()}#controls=true"
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -62,7 +62,7 @@ def test_the_name_of_a_layer_is_read_from_the_left(opened, tmp_path):
 def test_the_table_of_a_layer_of_few_keys_is_drawn_for_every_query_and_hides_nothing(
     opened, tmp_path, side
 ):
-    page = opened(address_of(timm.create_model("pvt_v2_b0"), tmp_path, side))
+    page = opened(address_of(timm.create_model("pvt_v2_b0"), tmp_path, side), height=1600)
     picture, table = page.get_by_test_id("picture"), page.locator(".displacements .field")
     heading = page.get_by_role("heading", name="Table of displacements").bounding_box()
     box = table.bounding_box()
@@ -122,4 +122,4 @@ def test_the_head_that_displacement_explains_best_is_shown_first(opened, tmp_pat
     address = write_page(scene, tmp_path / "page.html").as_uri()
     page = opened(f"{address}#view=explore")
     expect(page.locator('button.map[aria-pressed="true"]')).to_have_attribute("data-layer", "1")
-    expect(page.get_by_test_id("sentence")).to_contain_text("Head 3 of layer 2")
+    expect(page.locator(".detail h2")).to_contain_text("Layer 2, head 3")

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-STEPS, END, APPENDIX = 4, 5, (6, 7)
+STEPS, END, APPENDIX = 5, 6, (7, 8)
 TO_THE_END = "window.scrollTo({top: document.documentElement.scrollHeight, behavior: 'instant'})"
 
 
@@ -26,7 +26,7 @@ def test_the_end_leads_to_the_network_and_an_appendix_is_beside_it(opened, addre
     for letter, number in zip("AB", APPENDIX, strict=True):
         page.get_by_role("button", name=f"Appendix {letter}").click()
         expect(step(page, number).locator(".learn-count")).to_have_text(f"Appendix {letter}")
-    page.get_by_role("button", name="A trained network").click()
+    page.get_by_role("button", name="Trained transformers").click()
     expect(step(page, END)).to_be_visible()
     page.locator(".learn-moves").get_by_role("button", name="Explore").click()
     expect(page.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
@@ -92,7 +92,7 @@ def assert_in_sight(page, number, width, height):
     texts.get_by_text("Notice").scroll_into_view_if_needed()
     page.evaluate(TO_THE_END)
     assert page.evaluate("scrollY") > 0
-    for part in (texts.first, texts.get_by_text("Notice"), page.locator(".learn-strip")):
+    for part in (texts.first, texts.get_by_text("Notice"), page.locator(".learn-numbers")):
         part.evaluate("part => part.scrollIntoView({block: 'end'})")
         box = stage.bounding_box()
         assert box["y"] >= 0

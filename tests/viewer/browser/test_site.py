@@ -104,7 +104,7 @@ def test_pages_fit_and_complain_of_nothing(page, dark, address, opened):
     assert shown.evaluate("document.documentElement.scrollWidth") <= 1280
     if page == "index.html":
         expect(
-            shown.frame_locator("iframe").get_by_role("heading", name="A head is an offset")
+            shown.frame_locator("iframe").get_by_role("heading", name="From a pixel to its output")
         ).to_be_visible()
 
 

@@ -42,7 +42,7 @@ def trained_page(network, tmp_path_factory):
 
 
 def test_layers_with_different_numbers_of_heads_are_drawn(opened, trained_page):
-    page = opened(f"{trained_page}#view=explore")
+    page = opened(f"{trained_page}#controls=true")
     panels = page.locator(".timeline-panel svg")
     expect(panels).to_have_count(len(HEADS))
     for panel, heads in zip(panels.all(), HEADS, strict=True):

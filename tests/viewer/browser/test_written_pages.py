@@ -43,6 +43,7 @@ def test_a_press_on_a_head_opens_it_on_the_interactive_page(opened, report):
     page = opened(report)
     page.get_by_role("link", name="Where head 4 of stages.1.second looks").click()
     expect(page.get_by_role("heading", name="Layer 4, head 4")).to_be_visible()
+    page.get_by_role("button", name="All controls").click()
     expect(page.get_by_role("table", name="Numbers of this head")).to_contain_text("position score")
 
 

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/draw.js";
+import { OVERLAY, levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/draw.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/draw.js").Theme} Theme */
 
@@ -94,11 +94,28 @@ for (const theme of THEMES) {
   });
 }
 
-test("levels run from the lowest to the highest value, and no value has its own", () => {
+test("levels of weights are those of their square roots, of scores even; no value has its own", () => {
+  const values = [-1, 0, 0.04, 0.36, 1, 9, NaN, Infinity, -Infinity];
   assert.deepEqual(
-    [-1, 2, 3, 4, 9, NaN, Infinity, -Infinity].map((value) => levelOf(value, 2, 4)),
-    [0, 0, 128, 255, 255, 256, 255, 0],
+    values.map((value) => levelOf(value, 0, 1)),
+    [0, 0, 51, 153, 255, 255, 256, 255, 0],
   );
+  assert.deepEqual(
+    [-9, -2, -1, 0].map((value) => levelOf(value, -2, 0)),
+    [0, 0, 128, 255],
+  );
+});
+
+test("a map over a photograph is told from it on dark and on light, and leaves it where there is no weight", () => {
+  const bytes = new Uint8Array(OVERLAY.buffer);
+  // A photograph is grey below it, so that only the map can make blue differ from red.
+  const blue = Array.from({ length: 256 }, (_, level) => {
+    const [red, , over, alpha] = bytes.subarray(4 * level, 4 * level + 4);
+    return ((over - red) * alpha) / 255;
+  });
+  assert.equal(blue[0], 0);
+  assert.ok(blue[255] > 200 && blue[64] > 40, `${blue[64]}, ${blue[255]}`);
+  for (let level = 1; level < 256; level++) assert.ok(blue[level] >= blue[level - 1], `level ${level}`);
 });
 
 test("contrast is that of WCAG", () => {

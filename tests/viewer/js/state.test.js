@@ -26,6 +26,7 @@ test("an address brings back the state it was made of", () => {
     { scale: "common", values: "scores", part: "content", average: true },
     { scale: 0.125, extent: "near", epoch: 11 },
     { compare: [1, 2], prefix: 0 },
+    { ask: "move", controls: true, order: "neighbour 1 left", beside: [2, 3] },
     { moved: [0, 2, 8, -1.25, 0.0001, 6.65, 1, 0, 0, 0, 15, 1e-7] },
   ];
   for (const change of cases) {
@@ -69,6 +70,9 @@ test("what makes no sense in an address is left out", () => {
     "constructor=1",
     "__proto__=1",
     "average=yes",
+    "controls=maybe",
+    "ask=why",
+    "beside=1",
     "%",
     "layer=%E0%A4%A",
     "=&=&",

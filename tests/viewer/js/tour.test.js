@@ -24,6 +24,8 @@ import {
   solvePositive,
   targetMap,
 } from "../../../src/convattn/viewer/static/js/learn/step-encodings.js";
+import { attentionOfPixel, barsAt, pixelVectors } from "../../../src/convattn/viewer/static/js/learn/step-attention.js";
+import { layKernels } from "../../../src/convattn/viewer/static/js/learn/step-measured.js";
 import { tourPicture, tourQuery } from "../../../src/convattn/viewer/static/js/learn/learn.js";
 import { bordersApart } from "../../../src/convattn/viewer/static/js/learn/step-borders.js";
 import { float32Floor } from "../../../src/convattn/viewer/static/js/learn/step-sharpness.js";
@@ -235,6 +237,47 @@ test("the tour's picture is the scene's first in grey, made smaller; there is on
   assert.deepEqual(tourPicture(scene), other);
   const [row, col] = tourQuery(other);
   assert.ok(row >= 4 && row < 28 && col >= 4 && col < 28);
+});
+
+test("attention of a pixel is the softmax of its scores, whose weights mix the values", () => {
+  const vectors = pixelVectors(PICTURE, [5, 6]);
+  for (const axis of [0, 1]) {
+    const numbers = vectors.keys.map((key) => key[axis]);
+    assertNear(numbers.reduce((sum, number) => sum + number, 0) / 25, 0, 1e-14); // 25 numbers below 4, twice summed
+    assertNear(numbers.reduce((sum, number) => sum + number ** 2, 0) / 25, 1, 1e-14);
+  }
+  const { scores, powers, weights, parts, output } = attentionOfPixel(vectors, 7, false, 2);
+  assertNear(scores[3], vectors.keys[7][0] * vectors.keys[3][0] + vectors.keys[7][1] * vectors.keys[3][1]);
+  const sum = powers.reduce((total, power) => total + power, 0);
+  weights.forEach((weight, at) => assertNear(weight, Math.exp(scores[at] / 2) / sum));
+  assertNear(
+    output,
+    weights.reduce((total, weight, at) => total + weight * vectors.values[at], 0),
+  );
+  const even = attentionOfPixel(vectors, 7, false, 1e9).weights;
+  even.forEach((weight) => assertNear(weight, 1 / 25, 1e-9)); // scores are below 16
+  const bars = barsAt({ scores, powers, weights, parts, output }, 3);
+  assertNear(bars.reduce((total, [, , , height]) => total + height, 0) / 190, output);
+});
+
+test("scores of place give one offset one weight, for every picture", () => {
+  const [one, other] = [PICTURE, noise(11, 11)].map((picture) =>
+    attentionOfPixel(pixelVectors(picture, [5, 5]), 12, true, 0.5),
+  );
+  assert.deepEqual(one.weights, other.weights);
+  const most = one.weights.indexOf(Math.max(...one.weights));
+  assert.equal(most, 13, "one to the right of the middle");
+});
+
+test("measured kernels are laid around a patch, and cut at the border", () => {
+  const kernel = [0, 1, 0, 2, 0, 3, 0, 4, 0]; // of radius 1: above, left, right, below
+  const [corner, middle] = [
+    [0, 0],
+    [1, 2],
+  ].map(([row, col]) => [...layKernels([3, 4], [row, col], [kernel], 1)]);
+  assert.deepEqual(corner, [0, 3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+  assert.deepEqual(middle, [0, 0, 1, 0, 0, 2, 0, 3, 0, 0, 4, 0]);
+  assert.deepEqual([...layKernels([1, 2], [0, 0], [kernel, kernel.map((weight) => 5 - weight)], 1)], [5, 3]);
 });
 
 test("numbers are written for readers", () => {

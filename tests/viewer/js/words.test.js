@@ -3,11 +3,14 @@ import { test } from "node:test";
 
 import { fixedText, numberText } from "../../../src/convattn/viewer/static/js/draw.js";
 import {
+  directionWords,
   headSentence,
+  headWord,
   percent,
   reportUnitOf,
   shiftWords,
   statisticText,
+  whyWords,
 } from "../../../src/convattn/viewer/static/js/explore/words.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").SceneLayer} SceneLayer */
@@ -38,6 +41,41 @@ test("a head is said in a sentence, with its unit and its prefix tokens", () => 
   );
   const token = { ...numbers, shift: null, entropy: Math.log(20) };
   assert.equal(headSentence(LAYER, 0, 0, token), "Head 1 of layer 1 attends to 20 keys or so");
+});
+
+test("a head has the word of its report, and of displacements alone that of its scores", () => {
+  assert.deepEqual(
+    [
+      [-1, 0],
+      [2, -3],
+      [0, 0],
+    ].map(([down, right]) => directionWords([down, right])),
+    ["1 above", "2 below, 3 left", "itself"],
+  );
+  const weights = new Float32Array(35);
+  weights.set([0.6, 0.4], 2 * 7 + 3); // of the query at row 2, column 4
+  const rows = {
+    layer: 0,
+    query: /** @type {[number, number]} */ ([2, 4]),
+    heads: 1,
+    keyRows: 5,
+    keyCols: 7,
+    weights,
+    prefix: new Float32Array(0),
+  };
+  const place = { first: [0, 0], step: [1, 1] };
+  const own = /** @type {SceneLayer} */ (
+    /** @type {unknown} */ ({ ...LAYER, place, attention: { kind: "position" }, statistics: null })
+  );
+  assert.equal(headWord(own, rows, 0), "convolution 1 left (by construction)");
+  const told = { ...own, statistics: [/** @type {any} */ ({ verdict: "window" })] };
+  assert.equal(headWord(told, rows, 0), "window");
+  assert.equal(headWord(told, rows, 0, true), "convolution 1 left (by construction)", "it was moved since");
+  assert.equal(headWord({ ...own, attention: /** @type {any} */ ({ kind: "maps" }) }, rows, 0), "");
+  const known = (/** @type {number | number[]} */ value) => ({ value, error: null });
+  const report = { position_score: known(0.734), hard_share: known(0.62), hard_shift: known([0, -1]) };
+  assert.match(whyWords(report, 100), /^Why: on 100 images.* 73 % .* 62 % .*: 1 left\.$/);
+  assert.match(whyWords(report, 4), /another word is possible/);
 });
 
 test("numbers are short, with a true minus sign", () => {

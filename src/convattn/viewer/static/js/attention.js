@@ -277,7 +277,7 @@ function mixByTable(keys, layer, head, mixed) {
       const corner = stride[0] * (grid[0] - 1 - i) * size[1] + stride[1] * (grid[1] - 1 - j);
       const sum = cutRow(powers, corner, size[1], keys, row);
       if (!(sum > Number.MIN_VALUE * 2 ** 100)) {
-        cutRow(table, corner, size[1], keys, row); // every power is too small: this query's own largest score counts
+        cutRow(table, corner, size[1], keys, row); // every power is too small: the largest score of this query counts
         softmaxInPlace(row, 0, row.length);
       } else for (let k = 0; k < row.length; k++) row[k] /= sum;
       const start = (i * grid[1] + j) * keys.channels;

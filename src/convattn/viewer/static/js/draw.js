@@ -49,12 +49,13 @@ export function ramp(theme) {
 }
 
 /**
- * Packs a colour into one 32-bit number, as the pixels of a canvas lie in memory: red first, opaque.
+ * Packs a colour into one 32-bit number, as the pixels of a canvas lie in memory: red first.
  * @param {ArrayLike<number>} colours  bytes
  * @param {number} [at]  where red stands
+ * @param {number} [alpha]
  */
-export const packedColour = (colours, at = 0) =>
-  ((255 << 24) | (colours[at + 2] << 16) | (colours[at + 1] << 8) | colours[at]) >>> 0;
+export const packedColour = (colours, at = 0, alpha = 255) =>
+  ((alpha << 24) | (colours[at + 2] << 16) | (colours[at + 1] << 8) | colours[at]) >>> 0;
 
 /**
  * Packs the colours of a map; the last is that of nothing.
@@ -66,8 +67,14 @@ export function packedRamp(theme) {
   return Uint32Array.from({ length: 257 }, (_, level) => packedColour(colours, 3 * level));
 }
 
+/** What lies over a photograph: a blue that is seen on dark and on light, the more of it the stronger a weight is. */
+export const OVERLAY = Uint32Array.from({ length: 257 }, (_, level) =>
+  level > 255 ? packedColour([120, 120, 120], 0, 200) : packedColour([0, 128 + level / 4, 230], 0, 0.94 * level),
+);
+
 /**
- * Returns the level 0 … 255 of a value between two limits, 256 for no value.
+ * Returns the level 0 … 255 of a value between two limits, 256 for no value. Weights, from 0 on, have the levels of
+ * their square roots, as on the page of an analysis: weak ones are seen.
  * @param {number} value
  * @param {number} low
  * @param {number} high
@@ -76,7 +83,8 @@ export function packedRamp(theme) {
 export function levelOf(value, low, high) {
   if (Number.isNaN(value)) return 256;
   if (!(value > low)) return 0;
-  return value >= high ? 255 : Math.round((255 * (value - low)) / (high - low));
+  const share = Math.min((value - low) / (high - low), 1);
+  return Math.round(255 * (low < 0 ? share : Math.sqrt(share)));
 }
 
 const night = globalThis.matchMedia?.("(prefers-color-scheme: dark)");
@@ -130,11 +138,10 @@ export function drawCells(canvas, rows, cols, colour) {
  * Draws a map.
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} values rows × cols, NaN for none
- * @param {{rows: number, cols: number, low: number, high: number}} how
+ * @param {{rows: number, cols: number, low: number, high: number, colours?: Uint32Array}} how
  * @returns {boolean} whether it changed
  */
-export function drawMap(canvas, values, { rows, cols, low, high }) {
-  const colours = RAMPS[themeNow()];
+export function drawMap(canvas, values, { rows, cols, low, high, colours = RAMPS[themeNow()] }) {
   return drawCells(canvas, rows, cols, (cell) => colours[levelOf(values[cell], low, high)]);
 }
 
@@ -152,10 +159,10 @@ export function drawPicture(canvas, bytes, rows, cols) {
 /**
  * Draws the ramp itself from weak to strong, for a colour bar.
  * @param {HTMLCanvasElement} canvas
+ * @param {Uint32Array} [colours]
  */
-export function drawRamp(canvas) {
-  const values = Float32Array.from({ length: 256 }, (_, level) => level);
-  drawMap(canvas, values, { rows: 1, cols: 256, low: 0, high: 255 });
+export function drawRamp(canvas, colours = RAMPS[themeNow()]) {
+  drawCells(canvas, 1, 256, (level) => colours[level]);
 }
 
 /**

@@ -6,7 +6,7 @@ import { pictureShape } from "./scene.js";
 import { displacements } from "./statistics.js";
 
 /** @import { LayerRows } from "./rows.js" */
-/** @import { Scene, SceneLayer } from "./scene.js" */
+/** @import { Scene, SceneLayer, Statistic } from "./scene.js" */
 
 /** Where the queries stand by which heads are judged, in shares of the sides of the picture. */
 const JUDGED_AT = [0.25, 0.5, 0.75];
@@ -21,7 +21,7 @@ const isHard = ({ attention }) => attention.kind === "position" && attention.hea
  */
 export function headToShow(scene) {
   const { layers } = scene.networks[0];
-  const reported = layers.map(({ statistics }) => (statistics ?? []).map((numbers) => numbers.position_score?.value));
+  const reported = layers.map(({ statistics }) => (statistics ?? []).map(scoreOf));
   const scores = reported.some((heads) => heads.length) ? reported : weightsAtOneDisplacement(scene);
   const best = { layer: 0, head: 0 };
   let most = 0;
@@ -35,6 +35,16 @@ export function headToShow(scene) {
       }
     }
   return best;
+}
+
+/**
+ * Returns how much there is to show of a head: what displacement explains; of those alike, it is one that looks at
+ * another place than its query.
+ * @param {Record<string, Statistic>} report
+ */
+function scoreOf({ position_score: score, hard_share: share, hard_shift: shift }) {
+  const elsewhere = [shift?.value ?? 0].flat().some((steps) => steps !== 0);
+  return typeof score?.value === "number" ? score.value + (elsewhere ? 0.01 * Number(share?.value) : 0) : null;
 }
 
 /**

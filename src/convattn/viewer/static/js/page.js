@@ -91,6 +91,13 @@ function mount(scene, address) {
     state.set(stateOf(fromHash(known)));
   }
   if (address) addEventListener("hashchange", readAddress);
+  root.addEventListener("click", (event) => {
+    const link = /** @type {Element} */ (event.target).closest('a[href^="#"]');
+    if (!link) return;
+    event.preventDefault(); // a page within another has no address to follow it by
+    state.set(stateOf(fromHash(link.getAttribute("href") ?? "")));
+    scrollTo(0, 0);
+  });
   views.open();
 }
 

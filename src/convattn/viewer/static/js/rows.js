@@ -142,10 +142,12 @@ export const isPosition = ({ attention }, part) =>
  * Returns the rows of the layers that have this query and this image.
  * @param {Scene} scene
  * @param {{network: number, image: number | "mean", query: Query, part: Part}} asked
+ * @param {number} [only]  number of the one layer that is wanted
  * @returns {LayerRows[]}
  */
-export function rowsOf(scene, asked) {
+export function rowsOf(scene, asked, only) {
   return scene.networks[asked.network].layers.flatMap((layer, number) => {
+    if (only !== undefined && only !== number) return [];
     const live = isPosition(layer, asked.part);
     const found = live ? positionRows(scene, layer, number, asked.query) : storedRows(scene, asked, number);
     return found ? [found] : [];

@@ -136,6 +136,7 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {string[]} prefix
  * @property {string | null} sentence
  * @property {Record<string, Statistic>[] | null} statistics
+ * @property {number} measured_on  images of these statistics
  * @property {PositionAttention | MapsAttention} attention
  * @typedef {{epochs: number[], centres: string, sharpness: string, layers: number[]}} Timeline
  * @typedef {{op: string} & Record<string, any>} Op

@@ -18,6 +18,10 @@
  * @property {boolean} average       over the images of the scene
  * @property {number | null} epoch   moment of the timeline; null for the last
  * @property {number[]} moved        heads that the reader moved, as `writeMoved` writes them
+ * @property {"look" | "place" | "move"} ask   the question above the maps
+ * @property {boolean} controls      whether all controls are there
+ * @property {string} order          of the heads: "layers", "words", or the one word whose heads are shown
+ * @property {number[]} beside       layer and head that are kept beside the chosen one; empty for none
  */
 
 /**
@@ -57,6 +61,10 @@ export const DEFAULT_STATE = Object.freeze({
   average: false,
   epoch: null,
   moved: [],
+  ask: "look",
+  controls: false,
+  order: "layers",
+  beside: [],
 });
 
 /** @param {MovedHead[]} heads @returns {number[]} six numbers for each */
@@ -153,17 +161,21 @@ const WORDS = {
   part: ["both", "position", "content"],
   scale: ["own", "common"],
   average: ["true", "false"],
+  ask: ["look", "place", "move"],
+  controls: ["true", "false"],
 };
 
 /** @param {string} name @param {string} text @returns {unknown} the value of a field; undefined if it makes no sense */
 function readField(name, text) {
   const was = DEFAULT_STATE[/** @type {keyof ViewState} */ (name)];
-  if (WORDS[name]?.includes(text)) return name === "average" ? text === "true" : text;
+  if (WORDS[name]?.includes(text)) return typeof was === "boolean" ? text === "true" : text;
+  if (name === "order") return text;
   if (name === "scale") return Number(text) > 0 && Number(text) < Infinity ? Number(text) : undefined;
   if (name === "moved") return movedNumbers(text);
   if (Array.isArray(was)) {
     const found = wholeNumbers(text);
-    return name === "query" && found?.length !== 2 ? undefined : found;
+    const pair = name === "query" || (name === "beside" && text);
+    return pair && found?.length !== 2 ? undefined : found;
   }
   if (was === null && text === "none") return null;
   return typeof was === "number" || was === null ? wholeNumber(text) : undefined;

@@ -48,6 +48,9 @@ export function withinScene(scene, state) {
     part: whyNoPart(layers, state.part) ? "both" : state.part,
     average: state.average && !whyNoAverage(layers),
     prefix: state.prefix !== null && layers[layer].prefix[state.prefix] === undefined ? null : state.prefix,
+    beside: state.beside[1] < (layers[state.beside[0]]?.heads ?? 0) ? state.beside : [],
+    // what only they show or put back is not left without them
+    controls: state.controls || state.epoch !== null || state.values !== "weights" || state.scale !== "own",
   };
 }
 
@@ -126,8 +129,9 @@ export function createControls(model) {
   const why = h("p", { class: "why", id: freshId("why") });
   for (const one of [part.element, average]) one.setAttribute("aria-describedby", why.id);
 
-  const choices = div(
+  const element = div(
     "controls",
+    networkBox,
     values.element,
     part.element,
     div("with-limit", scale.element, limit),
@@ -135,12 +139,6 @@ export function createControls(model) {
     averageBox,
     why,
   );
-  const more = h("details", { class: "more" }, h("summary", null, "What is shown, and how"), choices);
-  const wide = matchMedia("(min-width: 760px)"); // as in the style sheet, which hides the summary then
-  const unfold = () => void (more.open = wide.matches);
-  wide.addEventListener("change", unfold);
-  unfold();
-  const element = div("choosing", networkBox, more);
 
   return {
     element,
@@ -183,8 +181,8 @@ function fixedLimit(model) {
   return Number((values === "scores" ? -low : high).toPrecision(2)) || 1;
 }
 
-/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
-export function createColourBar(model) {
+/** @param {Model} model @param {Uint32Array} [colours] @returns {{element: HTMLElement, update: () => void}} */
+export function createColourBar(model, colours) {
   const canvas = h("canvas", { class: "ramp", "aria-hidden": true });
   const marks = Array.from({ length: 5 }, () => h("span"));
   const title = h("span", { class: "bar-title" });
@@ -193,9 +191,12 @@ export function createColourBar(model) {
     element,
     update() {
       const { layer, head, scale, values } = model.state.get();
-      drawRamp(canvas);
+      drawRamp(canvas, colours);
       const [low, high] = model.limits(layer, head);
-      marks.forEach((mark, at) => say(mark, numberText(low + ((high - low) * at) / (marks.length - 1), 2)));
+      marks.forEach((mark, at) => {
+        const share = at / (marks.length - 1);
+        say(mark, numberText(low + (high - low) * (low < 0 ? share : share ** 2), 2));
+      });
       const what = values === "weights" ? "Weight" : "Log weight below the largest";
       const whose = scale === "own" ? `, layer ${layer + 1} head ${head + 1} (each map has its own)` : ", all maps";
       say(title, what + whose);

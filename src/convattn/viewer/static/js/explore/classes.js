@@ -14,12 +14,12 @@ import { bytesOf } from "../scene.js";
 /** Classes that are listed. */
 const SHOWN_CLASSES = 5;
 
-/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
+/** @param {Model} model @returns {{element: HTMLElement, wait: () => void, update: () => void}} */
 export function createClasses(model) {
   const { scene, state } = model;
   const list = h("ol", { class: "class-list" });
   const note = para("caption");
-  const element = section("classes", "Class scores", h("h2", null, "What the network sees"), list, note);
+  const element = section("classes", "Class scores", h("h3", null, "What the network sees"), list, note);
   /** @type {{key: string, result: NetworkResult} | null} */
   let base = null;
 
@@ -32,7 +32,10 @@ export function createClasses(model) {
 
   return {
     element,
+    /** Marks the scores as those of a moment ago. */
+    wait: () => element.classList.add("stale"),
     update() {
+      element.classList.remove("stale");
       const { network: number, image, average } = state.get();
       const network = model.network();
       element.hidden = !network.program || average;

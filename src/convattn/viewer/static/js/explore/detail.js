@@ -1,8 +1,9 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { div, h, keepChildren, para, say, section, setProp, span } from "../dom.js";
-import { drawBars, fixedText } from "../draw.js";
-import { chooseNetwork } from "./choices.js";
+import { div, h, keepChildren, para, say, section, setProp, setProps, span } from "../dom.js";
+import { OVERLAY, drawBars, fixedText } from "../draw.js";
+import { answerTo } from "./asks.js";
+import { chooseNetwork, createColourBar } from "./choices.js";
 import {
   cellExtent,
   createField,
@@ -16,7 +17,17 @@ import {
   unionOf,
 } from "./field.js";
 import { paintMap, placeMarks, smallView } from "./matrix.js";
-import { headSentence, lookWords, percent, reportUnitOf, shiftWords, statisticText, unitOf } from "./words.js";
+import {
+  headSentence,
+  headWord,
+  lookWords,
+  percent,
+  reportUnitOf,
+  shiftWords,
+  statisticText,
+  unitOf,
+  whyWords,
+} from "./words.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 
@@ -35,20 +46,84 @@ const NUMBER_WORDS =
   "Mean shift: where the head looks on average. Spread: how far from there. Entropy: 0 if one key has all the" +
   " attention. Hard share: what the strongest key has.";
 
-/**
- * @param {Model} model
- * @returns {{element: HTMLElement, map: HTMLElement, update: () => void, said: () => string}}
- */
-export function createDetail(model) {
+/** Makes a large map: the photograph in grey, and over it where a head looks. @param {Model} model */
+function createLargeMap(model) {
   const { state } = model;
-  const picture = h("canvas");
+  const picture = h("canvas", { class: "grey" });
   const canvas = h("canvas", { class: "heat" });
   const field = createField([picture, canvas]);
+  return {
+    field,
+    canvas,
+    /** @param {number} number of the layer @param {number} head @returns {boolean} whether keys lie beyond the image */
+    update(number, head) {
+      const { query, prefix, average } = state.get();
+      const layer = model.network().layers[number];
+      const keys = extentOf(layer.keys, layer.keys.grid);
+      const edge = pictureExtent(model);
+      field.setExtent(unionOf(keys, edge));
+      drawImage(model, picture);
+      picture.style.visibility = average ? "hidden" : "";
+      field.place(picture, edge);
+      field.place(canvas, keys);
+      const padded = reachesBeyond(keys, edge);
+      field.showImageEdge(edge, padded);
+      field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null);
+      canvas.hidden = !model.shown(number);
+      if (!canvas.hidden) paintMap(model, canvas, number, head, null, undefined, OVERLAY);
+      return padded;
+    },
+  };
+}
+
+/** Says what a head is, by its number and its word. @param {Model} model @param {number} number @param {number} head */
+function titleOf(model, number, head) {
+  const rows = model.shown(number)?.rows;
+  const word = headWord(model.network().layers[number], rows, head, model.isChanged(number, head));
+  return [`Layer ${number + 1}, head ${head + 1}`, word].filter(Boolean).join(": ");
+}
+
+/** Makes the place of a second head beside the chosen one. @param {Model} model */
+function createBeside(model) {
+  const { state } = model;
+  const name = h("figcaption");
+  const drop = h("button", { onclick: () => state.set({ beside: [] }) }, "Put away");
+  const element = h("figure", { class: "beside" }, name, drop);
+  /** Made when it is first asked for. @type {ReturnType<typeof createLargeMap> | null} */
+  let map = null;
+  return {
+    element,
+    update() {
+      const [layer, head] = state.get().beside;
+      element.hidden = head === undefined;
+      if (element.hidden) return;
+      map ??= createLargeMap(model);
+      const { element: field } = map.field;
+      if (!field.parentNode) element.prepend(field);
+      map.update(layer, head);
+      say(name, titleOf(model, layer, head));
+      setProps(field, { role: "img", "aria-label": `Map of ${titleOf(model, layer, head)}` });
+    },
+  };
+}
+
+/**
+ * @param {Model} model
+ * @param {HTMLElement} effects  what the network says of the image: it stands by the ring
+ * @returns {{element: HTMLElement, map: HTMLElement, update: () => void, said: () => string}}
+ */
+export function createDetail(model, effects) {
+  const { state } = model;
+  const map = createLargeMap(model);
+  const { field, canvas } = map;
   const handle = createHandle(model, field);
   field.element.append(handle.element);
   steerQuery(model, field, "attention map");
+  const beside = createBeside(model);
+  const bar = createColourBar(model, OVERLAY);
 
   const title = h("h2");
+  const answer = h("p", { class: "answer", "data-testid": "answer" });
   const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
   const bars = div("prefix-bars");
   const numbers = h("tbody");
@@ -66,55 +141,57 @@ export function createDetail(model) {
     type: "range",
     min: "0",
     max: "100",
-    value: "75",
+    value: "100",
     oninput: () => fade(),
   });
   const fade = () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`);
   fade();
+  const keep = h("button", { onclick: () => state.set({ beside: [state.get().layer, state.get().head] }) });
+  say(keep, "Keep beside");
   const element = section(
     "detail",
     "Chosen head",
     title,
+    div("detail-map", field.element, bars, beside.element),
+    div("under-map", handle.tools),
+    effects,
+    answer,
     sentence,
-    div("detail-map", field.element, bars),
-    div("under-map", paddingNote, h("label", { class: "slider" }, span("Image"), opacity, span("Map")), handle.tools),
-    table,
-    para("caption", NUMBER_WORDS),
-    layerSentence,
+    div("under-map", paddingNote, keep),
+    div(
+      "under-map all-only",
+      bar.element,
+      h("label", { class: "slider" }, span("Image"), opacity, span("Map")),
+      table,
+      para("caption", NUMBER_WORDS),
+      layerSentence,
+    ),
   );
 
   function update() {
-    const { layer: number, head, query, prefix, average } = state.get();
+    const { layer: number, head, query, prefix } = state.get();
     const layer = model.layer();
     const shown = model.shown(number);
-    say(title, `Layer ${number + 1}, head ${head + 1}`);
+    say(title, titleOf(model, number, head));
     say(layerSentence, layer.sentence ?? "");
-    const keys = extentOf(layer.keys, layer.keys.grid);
-    const edge = pictureExtent(model);
-    field.setExtent(unionOf(keys, edge));
-    drawImage(model, picture);
-    picture.style.visibility = average ? "hidden" : "";
-    field.place(picture, edge);
-    field.place(canvas, keys);
-    const padded = reachesBeyond(keys, edge);
-    field.showImageEdge(edge, padded);
-    paddingNote.hidden = !padded;
-    const cell = nearestCell(layer, query);
-    field.showQuery(prefix === null ? cellExtent(layer, cell) : null);
-    handle.update(prefix === null ? cellCentre(layer.place, cell) : null);
-    canvas.hidden = table.hidden = !shown;
+    paddingNote.hidden = !map.update(number, head);
+    beside.update();
+    bar.update();
+    handle.update(prefix === null ? cellCentre(layer.place, nearestCell(layer, query)) : null);
+    table.hidden = !shown;
+    say(answer, answerTo(model));
     if (!shown) {
       say(sentence, model.trouble() || "This layer has no such map.");
       bars.hidden = true;
       return;
     }
-    paintMap(model, canvas, number, head);
     const found = rowNumbers(layer, shown.rows, head);
     const words = headSentence(layer, number, head, found);
-    say(sentence, `${words}.`);
+    const report = model.isChanged(number, head) ? null : layer.statistics?.[head];
+    say(sentence, report ? whyWords(report, layer.measured_on) : `${words}.`);
     setProp(field.element, "aria-label", `${words}. Arrow keys move the query.`);
     showPrefix(found.prefix);
-    showNumbers(found);
+    if (state.get().controls) showNumbers(found);
   }
 
   /** @param {number[]} shares */
@@ -132,11 +209,14 @@ export function createDetail(model) {
 
   /** @param {RowNumbers} found */
   function showNumbers(found) {
-    const { head } = state.get();
+    const { layer: number, head } = state.get();
     const layer = model.layer();
     const report = layer.statistics?.[head];
     const [unit, reportUnit] = [unitOf(layer), reportUnitOf(layer)];
     heads[2].hidden = !report;
+    const past = model.isChanged(number, head);
+    table.classList.toggle("past", past);
+    say(heads[2], past ? "Over images, before it was moved" : "Over images");
     /** @type {[string, string, string | null][]} name, of this query, of the report */
     const lines = [
       ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", statisticText(report?.shift, reportUnit)],

@@ -1,6 +1,7 @@
 // The Explore view: any network's heads, seen from a query.
 
 import { calm, div, h, para, say, section } from "../dom.js";
+import { createAsks } from "./asks.js";
 import { createColourBar, createControls, createImages } from "./choices.js";
 import { createClasses } from "./classes.js";
 import { createComparison, createDetail } from "./detail.js";
@@ -37,7 +38,8 @@ export function mountExplore(root, scene, state, address) {
   const classes = createClasses(model);
   const table = createDisplacementTable(model);
   const controls = createControls(model);
-  const detail = createDetail(model);
+  const detail = createDetail(model, classes.element);
+  const asks = createAsks(model);
   const matrix = createMatrix(model, openDetail);
   const bar = createColourBar(model);
   const comparison = createComparison(model, showOverview);
@@ -52,19 +54,22 @@ export function mountExplore(root, scene, state, address) {
     "All heads",
     h("h2", null, "All heads ", count),
     note,
-    controls.element,
     trouble,
     matrix.element,
     bar.element,
   );
+  const saving = createSaving(model, address);
+  for (const part of [note, bar.element, controls.element, table.element, comparison.element, timeline.element, saving])
+    part.classList.add("all-only");
   const subject = section("subject", "Image and query", picture.element, images.element);
   const view = div(
     "explore",
-    div("left", subject, table.element, classes.element),
+    div("asking", asks.element, controls.element),
+    div("left", subject, table.element),
     overview,
     detail.element,
     div("lower", comparison.element, timeline.element),
-    createSaving(model, address),
+    saving,
     said,
   );
   root.append(view);
@@ -73,7 +78,8 @@ export function mountExplore(root, scene, state, address) {
   function paintRows() {
     say(trouble, model.trouble());
     trouble.hidden = !model.trouble();
-    for (const part of [picture, matrix, bar, detail, table, comparison]) part.update();
+    for (const part of [picture, matrix, detail]) part.update();
+    if (state.get().controls) for (const part of [bar, table, comparison]) part.update();
     clearTimeout(saying);
     saying = window.setTimeout(() => say(said, detail.said()), SAY_DELAY);
   }
@@ -82,7 +88,8 @@ export function mountExplore(root, scene, state, address) {
     const { note: text, layers } = model.network();
     say(note, text);
     say(count, layers.length === 1 ? "1 layer" : `${layers.length} layers`);
-    for (const part of [controls, images, timeline]) part.update();
+    view.classList.toggle("simple", !state.get().controls);
+    for (const part of [asks, controls, images, timeline]) part.update();
   }
 
   const goTo = (/** @type {Element} */ part) => part.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
@@ -108,14 +115,17 @@ export function mountExplore(root, scene, state, address) {
 
   model.listen((news) => {
     if (news === "rows") paintRows();
-    if (news === "heads") scoreSoon();
+    if (news === "heads") {
+      classes.wait();
+      scoreSoon();
+    }
   });
   state.subscribe((_, changed) => {
     const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
     if (has("image", "network", "average")) scoreSoon();
     if (has("query", "prefix", "image", "average")) picture.update();
     if (changed.size > Number(has("query")) + Number(has("moved"))) paintChoices();
-    if (has("layer", "head")) paintRows();
+    if (has("layer", "head", "order", "beside", "ask", "controls")) paintRows();
   });
 
   paintChoices();

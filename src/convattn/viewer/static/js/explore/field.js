@@ -276,7 +276,7 @@ export function createQueryPicture(model) {
     showPrefixes();
   }
 
-  const hint = para("hint", "Press or drag on the picture: all maps show where heads look from that pixel.");
+  const hint = para("hint", "Press or drag: all maps show where heads look from there.");
   return { element: div("query", element, div("query-line", place, prefixes), hint), update };
 }
 
@@ -310,12 +310,8 @@ export function createHandle(model, field) {
   });
   const sharpnessText = h("output");
   const hint = para("hint", "Drag the ring: it is the centre of this head.");
-  const tools = div(
-    "handle-tools",
-    hint,
-    h("label", { class: "slider" }, span("Sharpness"), sharpness, sharpnessText),
-    reset,
-  );
+  const slider = h("label", { class: "slider" }, span("Sharpness"), sharpness, sharpnessText);
+  const tools = div("handle-tools", hint, slider, reset);
   /** @type {Pair | null} */
   let stand = null;
 
@@ -356,6 +352,7 @@ export function createHandle(model, field) {
       element.hidden = !heads || !query;
       tools.hidden = !heads;
       if (!heads || !query) return;
+      slider.hidden = state.get().ask !== "move" && !state.get().controls && !model.anyMoved();
       const centre = centreNow();
       const { step } = model.layer().keys;
       field.placePoint(element, [query[0] + step[0] * centre[0], query[1] + step[1] * centre[1]]);

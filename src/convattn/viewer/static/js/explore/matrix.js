@@ -1,11 +1,13 @@
 // Every head of every layer as a small map: of all keys, or of those near the query, so that heads that look a pixel away
-// can be told apart.
+// can be told apart. A row is a layer, or a word that heads have.
 
-import { div, h, keyTarget, setProp, setProps } from "../dom.js";
+import { div, fill, h, keyTarget, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars, drawMap } from "../draw.js";
 import { cellExtent, cssShare, extentOf, pictureSize, reachesBeyond } from "./field.js";
-import { headSentence } from "./words.js";
+import { headSentence, headWord } from "./words.js";
 import { clamp, partOf } from "../numbers.js";
+import { positionRows } from "../rows.js";
+import { cellCentre } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 
 /** @import { Child } from "../dom.js" */
@@ -74,13 +76,14 @@ export function smallView(model, number, network = model.state.get().network) {
  * @param {number} head
  * @param {SmallView | null} [view]
  * @param {number} [network]
+ * @param {Uint32Array} [colours]
  * @returns {boolean} whether it changed
  */
-export function paintMap(model, canvas, number, head, view, network = model.state.get().network) {
+export function paintMap(model, canvas, number, head, view, network = model.state.get().network, colours) {
   const [low, high] = model.limits(number, head, network);
   const map = model.map(number, head, network);
   const [rows, cols] = view ? [view.rows, view.cols] : model.scene.networks[network].layers[number].keys.grid;
-  return drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high });
+  return drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high, colours });
 }
 
 /**
@@ -105,14 +108,14 @@ export function placeMarks(element, { extent, query, whole }, image) {
   });
 }
 
-/** @typedef {{button: HTMLButtonElement, map: HTMLCanvasElement, bars: HTMLCanvasElement}} MapCell */
+/** @typedef {{layer: number, head: number, button: HTMLButtonElement, map: HTMLCanvasElement, bars: HTMLCanvasElement}} MapCell */
 /**
  * @typedef {object} MapRow
  * @property {HTMLElement} row
  * @property {HTMLCanvasElement} canvas  below the buttons, with the maps of all of them: browsers are slow at many canvases
  * @property {number} pixel      pixels of the canvas for one of the page
- * @property {MapCell[]} cells   their canvases are not on the page
- * @property {SceneLayer} scene
+ * @property {MapCell[]} cells   their canvases are not on the page; their layers have one grid
+ * @property {SceneLayer} scene  that of the first
  * @property {number} shape      width of a map over its height
  */
 
@@ -138,10 +141,13 @@ export function createMatrix(model, opened) {
     role: "grid",
     "aria-label": "Attention maps: a row for each layer, a column for each head",
   });
-  const element = div("matrix-scroll", body);
+  const choice = h("select", { "aria-label": "Heads", onchange: () => state.set({ order: choice.value }) });
+  const order = h("label", { class: "control" }, h("span", null, "Heads"), choice);
+  const element = div("heads", order, div("matrix-scroll", body));
   /** @type {MapRow[]} */
   let rows = [];
-  let built = -1;
+  let built = "";
+  let listed = -1;
   let texts = 0;
   const resized = new ResizeObserver((entries) => {
     for (const { target, contentRect: box } of entries) {
@@ -153,24 +159,74 @@ export function createMatrix(model, opened) {
     }
   });
 
-  /** @param {number} layer @param {number} head */
-  function select(layer, head) {
-    const at = clamp(layer, 0, rows.length - 1);
-    state.set({ layer: at, head: clamp(head, 0, rows[at].cells.length - 1) });
+  /** @returns {string[][]} the word of each head of each layer, of those without a report from the middle of its grid */
+  function wordsOfHeads() {
+    return model.network().layers.map((layer, number) => {
+      const middle = cellCentre(layer.place, [Math.floor(layer.grid[0] / 2), Math.floor(layer.grid[1] / 2)]);
+      const rows = layer.statistics ? null : positionRows(model.scene, layer, number, middle);
+      return Array.from({ length: layer.heads }, (_, head) => headWord(layer, rows ?? undefined, head) || "unknown");
+    });
+  }
+
+  /** Lists the heads of each row: [title, small print, [layer, head] of each]. @returns {[string | number, string, Pair[]][]} */
+  function rowsOfHeads() {
+    const { layers } = model.network();
+    const headsOf = (/** @type {number} */ layer) =>
+      Array.from({ length: layers[layer].heads }, (_, head) => /** @type {Pair} */ ([layer, head]));
+    const { order } = state.get();
+    if (order === "layers") return layers.map(({ name }, layer) => [layer + 1, name, headsOf(layer)]);
+    const words = wordsOfHeads();
+    /** @type {Map<string, Pair[]>} by word, and by what one row must share: the grid */
+    const groups = new Map();
+    for (const [layer, head] of layers.flatMap((_, layer) => headsOf(layer))) {
+      const word = words[layer][head];
+      if (order !== "words" && order !== word) continue;
+      const { place, keys, prefix } = layers[layer];
+      const key = JSON.stringify([word, place, keys, prefix]);
+      groups.set(key, [...(groups.get(key) ?? []), [layer, head]]);
+    }
+    const most = Math.max(...layers.map(({ heads }) => heads));
+    let before = "";
+    return [...groups.keys()].sort().flatMap((key) => {
+      const [heads, [word]] = [groups.get(key) ?? [], JSON.parse(key)];
+      return Array.from({ length: Math.ceil(heads.length / most) }, (_, at) => {
+        const title = word === before ? "" : word;
+        before = word;
+        const part = heads.slice(at * most, (at + 1) * most);
+        return /** @type {[string, string, Pair[]]} */ ([title, "", part]);
+      });
+    });
+  }
+
+  /** Lists the words that there are to choose, once for a network: maps come first. */
+  function listWords() {
+    if (listed === state.get().network) return;
+    listed = state.get().network;
+    const words = wordsOfHeads().flat();
+    const known = [...new Set(words)].sort();
+    const counted = known.map((word) => [word, `only ${word} (${words.filter((one) => one === word).length})`]);
+    const choices = [["layers", "by layer"], ["words", "by word"], ...counted];
+    fill(choice, ...choices.map(([value, text]) => h("option", { value }, text)));
+    order.hidden = known.length < 2;
   }
 
   function build() {
     const { layers } = model.network();
-    built = state.get().network;
+    const { order } = state.get();
+    built = `${state.get().network} ${order}`;
+    if (order !== "layers") listWords();
+    choice.value = order;
+    if (choice.selectedIndex < 0 && order !== "layers") return state.set({ order: "layers" });
     const most = Math.max(...layers.map(({ heads }) => heads));
     body.style.setProperty("--heads", String(most));
-    body.style.setProperty("--layers", String(layers.length));
     const numbers = Array.from({ length: most }, (_, head) =>
       h("span", { role: "columnheader", "aria-label": `Head ${head + 1}` }, head + 1),
     );
     const head = matrixRow("matrix-head", h("span", { class: "corner", role: "columnheader" }, "Layer"), ...numbers);
-    rows = layers.map((layer, number) => buildRow(layer, number));
-    body.replaceChildren(head, ...rows.map(({ row }) => row));
+    rows = rowsOfHeads().map(([title, small, heads]) => buildRow(title, small, heads));
+    body.style.setProperty("--layers", String(rows.length));
+    body.classList.toggle("by-word", order !== "layers");
+    body.replaceChildren(...(order === "layers" ? [head] : []), ...rows.map(({ row }) => row));
     resized.disconnect();
     for (const { canvas } of rows) resized.observe(canvas);
   }
@@ -194,24 +250,26 @@ export function createMatrix(model, opened) {
     }
   }
 
-  /** @param {SceneLayer} layer @param {number} number @returns {MapRow} */
-  function buildRow(layer, number) {
-    const cells = Array.from({ length: layer.heads }, (_, head) => {
+  /** @param {string | number} name @param {string} small @param {Pair[]} heads @returns {MapRow} */
+  function buildRow(name, small, heads) {
+    const layer = model.network().layers[heads[0][0]];
+    const cells = heads.map(([number, head]) => {
       const props = {
         class: "map",
         "data-layer": number,
         "data-head": head,
         "aria-label": `Head ${head + 1} of layer ${number + 1}`,
+        title: `${number + 1}.${head + 1}`,
         tabindex: -1,
       };
       const button = h("button", props, h("span", { class: "frame" }, h("i")));
-      return { button, map: h("canvas"), bars: h("canvas") };
+      return { layer: number, head, button, map: h("canvas"), bars: h("canvas") };
     });
     const title = h(
       "span",
-      { class: "layer-name", role: "rowheader", title: layer.name },
-      h("b", null, number + 1),
-      h("small", null, h("bdi", null, layer.name)), // its end is in sight, because the style sheet turns the line round
+      { class: "layer-name", role: "rowheader", title: small },
+      h("b", null, name),
+      h("small", null, h("bdi", null, small)), // its end is in sight, because the style sheet turns the line round
     );
     const canvas = h("canvas", { "aria-hidden": true });
     const gridcells = cells.map(({ button }) => h("span", { role: "gridcell" }, button));
@@ -222,22 +280,20 @@ export function createMatrix(model, opened) {
   }
 
   function paint() {
-    for (const [number, line] of rows.entries()) {
+    for (const line of rows) {
       const { row, cells } = line;
-      const shown = model.shown(number);
-      const view = smallView(model, number);
+      const view = smallView(model, cells[0].layer);
       row.classList.toggle("empty", !view);
-      if (!shown || !view) continue;
+      if (!view) continue;
       placeMarks(row, view, pictureSize(model));
       const { left, right, top, bottom } = view.extent;
       line.shape = (right - left) / (bottom - top);
-      const { heads, prefix } = shown.rows;
-      const tokens = prefix.length / heads;
-      const changed = [...cells.keys()].filter((head) => {
-        const { map, bars } = cells[head];
-        const shares = partOf(prefix, head, tokens);
-        const other = tokens > 0 && drawBars(bars, shares);
-        return paintMap(model, map, number, head, view) || other;
+      const tokens = line.scene.prefix.length;
+      const changed = [...cells.keys()].filter((at) => {
+        const { layer, head, map, bars } = cells[at];
+        const prefix = model.shown(layer)?.rows.prefix;
+        const other = tokens > 0 && prefix && drawBars(bars, partOf(prefix, head, tokens));
+        return paintMap(model, map, layer, head, view) || other;
       });
       compose(line, changed);
     }
@@ -245,42 +301,46 @@ export function createMatrix(model, opened) {
     texts = window.setTimeout(describe, TEXT_DELAY);
   }
 
+  const allCells = () => rows.flatMap(({ cells }) => cells);
+
   function describe() {
-    for (const [number, { cells, scene }] of rows.entries()) {
-      const shown = model.shown(number);
-      for (const [head, { button }] of cells.entries()) {
-        const words = shown
-          ? headSentence(scene, number, head, rowNumbers(scene, shown.rows, head))
-          : `Head ${head + 1} of layer ${number + 1} has no map of this query and image`;
-        setProp(button, "aria-label", words);
-      }
+    listWords();
+    choice.value = state.get().order;
+    for (const { layer, head, button } of allCells()) {
+      const shown = model.shown(layer);
+      const scene = model.network().layers[layer];
+      const words = shown
+        ? headSentence(scene, layer, head, rowNumbers(scene, shown.rows, head))
+        : `Head ${head + 1} of layer ${layer + 1} has no map of this query and image`;
+      setProp(button, "aria-label", words);
     }
   }
 
   function choose() {
     const { layer, head } = state.get();
-    for (const [number, { row, cells }] of rows.entries()) {
-      row.classList.toggle("chosen", number === layer);
-      for (const [at, { button }] of cells.entries()) {
-        const chosen = number === layer && at === head;
-        setProps(button, { tabindex: chosen ? 0 : -1, "aria-pressed": chosen });
-      }
+    const isChosen = (/** @type {MapCell} */ cell) => cell.layer === layer && cell.head === head;
+    const first = allCells().find(isChosen) ?? rows[0].cells[0]; // which Tab reaches
+    for (const { row, cells } of rows) {
+      row.classList.toggle("chosen", cells.some(isChosen));
+      for (const cell of cells)
+        setProps(cell.button, { tabindex: cell === first ? 0 : -1, "aria-pressed": isChosen(cell) });
     }
   }
 
   body.addEventListener("click", (event) => {
     const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("button.map"));
     if (!button) return;
-    select(Number(button.dataset.layer), Number(button.dataset.head));
+    state.set({ layer: Number(button.dataset.layer), head: Number(button.dataset.head) });
     opened();
   });
   body.addEventListener("keydown", (event) => {
-    const { layer, head } = state.get();
-    const target = keyTarget(event, [layer, head]);
+    const from = rows.findIndex(({ cells }) => cells.some(({ button }) => button === event.target));
+    const col = rows[from]?.cells.findIndex(({ button }) => button === event.target) ?? 0;
+    const target = keyTarget(event, [from, col]);
     if (!target) return;
-    select(...target);
-    const now = state.get();
-    const { button } = rows[now.layer].cells[now.head];
+    const { cells } = rows[clamp(target[0], 0, rows.length - 1)];
+    const { layer, head, button } = cells[clamp(target[1], 0, cells.length - 1)];
+    state.set({ layer, head });
     button.focus({ preventScroll: true });
     button.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
@@ -288,7 +348,7 @@ export function createMatrix(model, opened) {
   return {
     element,
     update() {
-      if (built !== state.get().network) build();
+      if (built !== `${state.get().network} ${state.get().order}`) build();
       choose();
       paint();
     },

@@ -220,6 +220,14 @@ export function createModel(scene, state) {
       if (!epochHeads.size) refresh();
     },
     isLastEpoch: () => !epochHeads.size,
+    /** Whether a head is another than the scene has, moved or at another epoch. @param {number} layer @param {number} head */
+    isChanged(layer, head) {
+      const network = networkNumber();
+      const moved = readMoved(state.get().moved).some(
+        (one) => one.network === network && one.layer === layer && one.head === head,
+      );
+      return moved || epochHeads.has(keyOf(layer));
+    },
     reset: () => state.set({ moved: [] }),
     /** @returns {number | null} first layer of the network with a moved head */
     firstMoved() {

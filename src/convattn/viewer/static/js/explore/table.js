@@ -3,7 +3,7 @@
 
 import { positionScores, tableShape } from "../attention.js";
 import { h, para, say, section, setProp, setProps } from "../dom.js";
-import { drawMap } from "../draw.js";
+import { OVERLAY, drawMap } from "../draw.js";
 import { createColourBar } from "./choices.js";
 import { createField, doubleMark, drawImage, extentOf, pictureSize, rectangle } from "./field.js";
 import { clamp, partOf } from "../numbers.js";
@@ -22,7 +22,7 @@ export function createDisplacementTable(model) {
   const field = createField([canvas, picture]);
   const windowMarks = doubleMark("window-mark");
   field.marks.append(...windowMarks);
-  const bar = createColourBar(model);
+  const bar = createColourBar(model, OVERLAY);
   const caption = para("caption");
   const size = h("span", { class: "table-size" });
   const element = section(
@@ -88,7 +88,7 @@ export function createDisplacementTable(model) {
       const extent = extentOf({ first: [lowest[0] * step[0], lowest[1] * step[1]], step }, grid);
       field.setExtent(extent);
       field.place(canvas, extent);
-      drawMap(canvas, table, { rows, cols, low, high });
+      drawMap(canvas, table, { rows, cols, low, high, colours: OVERLAY });
       bar.update();
       drawImage(model, picture);
       picture.hidden = average;

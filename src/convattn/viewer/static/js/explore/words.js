@@ -1,8 +1,11 @@
 // What a head does, in plain words: for screen readers, titles and captions.
 
 import { fixedText } from "../draw.js";
+import { partOf } from "../numbers.js";
+import { displacements } from "../statistics.js";
 
 /** @import { Pair, SceneLayer, Statistic } from "../scene.js" */
+/** @import { LayerRows } from "../rows.js" */
 /** @import { RowNumbers } from "../statistics.js" */
 
 /** @param {SceneLayer} layer @returns {"pixels" | "cells"} the unit of displacements */
@@ -43,6 +46,50 @@ export function shiftWords(shift, unit, decimals = 1, errors = []) {
   if (!said.length) return "at the query itself";
   const [first, ...rest] = said;
   return [`${first.size} ${unit} ${first.way}`, ...rest.map(({ size, way }) => `${size} ${way}`)].join(" and ");
+}
+
+/** @param {Pair} steps whole ones, down and right @returns {string} as an analysis names them: "1 above, 2 left" */
+export function directionWords([down, right]) {
+  const parts = [down && `${Math.abs(down)} ${down < 0 ? "above" : "below"}`];
+  parts.push(right && `${Math.abs(right)} ${right < 0 ? "left" : "right"}`);
+  return parts.filter(Boolean).join(", ") || "itself";
+}
+
+/**
+ * Returns the word of a head: that of the report, where the head is as it was measured; else, of a head that looks by
+ * displacement alone, the word that an analysis gives it, and where it looks from this query.
+ * @param {SceneLayer} layer
+ * @param {LayerRows | undefined} rows
+ * @param {number} head
+ * @param {boolean} [changed] whether it is another head now than was measured
+ * @returns {string} empty if nothing says it
+ */
+export function headWord(layer, rows, head, changed = false) {
+  const verdict = /** @type {any} */ (layer.statistics?.[head])?.verdict;
+  if (verdict && !changed) return verdict;
+  if (layer.attention.kind !== "position" || !rows || "prefix" in rows.query) return "";
+  const map = partOf(rows.weights, head, rows.keyRows * rows.keyCols);
+  const key = map.reduce((most, weight, at) => (weight > map[most] ? at : most), 0);
+  const [down, right] = displacements(layer, rows.query);
+  const place = [down[Math.floor(key / rows.keyCols)], right[key % rows.keyCols]].map(Math.round);
+  const where = map[key] >= 0.5 ? ` ${directionWords([place[0], place[1]])}` : "";
+  return `convolution${where} (by construction)`;
+}
+
+/** Images below which the word of a head may be another on more of them. */
+const FEW_IMAGES = 20;
+
+/**
+ * Says why a head has its word, by the numbers of its report.
+ * @param {Record<string, Statistic>} report
+ * @param {number} images  that it was measured on
+ * @returns {string}
+ */
+export function whyWords({ position_score: score, hard_share: share, hard_shift: shift }, images) {
+  const explained = Math.max(Number(score?.value) || 0, 0);
+  const place = directionWords(/** @type {Pair} */ (shift?.value ?? [0, 0]));
+  const why = `Why: on ${images} images, displacement alone explains ${percent(explained)} of where it looks, and ${percent(Number(share?.value))} of its attention is at one displacement: ${place}.`;
+  return images < FEW_IMAGES ? `${why} On so few images another word is possible.` : why;
 }
 
 /**

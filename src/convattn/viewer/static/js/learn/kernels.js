@@ -228,7 +228,7 @@ export const HARD = 800;
  * @returns {number}
  */
 export function offCentreMass(sharpness, dims = 2) {
-  const small = sharpness < Math.PI; // Jacobi's identity: the other sum converges where this one is slow
+  const small = sharpness < Math.PI; // the identity of Jacobi: the other sum converges where this one is slow
   const rate = small ? Math.PI ** 2 / sharpness : sharpness;
   let tail = 0;
   for (let step = 9; step > 0; step--) tail += Math.exp(-rate * step * step);

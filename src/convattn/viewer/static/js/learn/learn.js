@@ -1,10 +1,12 @@
 // The guided tour: its picture, its steps, and the way on to the network.
 
 import { div, fill, h, oncePerFrame, para, say, section, span } from "../dom.js";
+import { attentionStep } from "./step-attention.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
 import { countStep } from "./step-count.js";
 import { encodingsStep } from "./step-encodings.js";
+import { measuredStep } from "./step-measured.js";
 import { offsetStep } from "./step-offset.js";
 import { sharpnessStep } from "./step-sharpness.js";
 
@@ -70,10 +72,12 @@ export function tourQuery({ rows, cols, data }) {
 
 /** Steps by the name that their texts have in tour.html. @type {Record<string, MakeStep>} */
 const TOUR_STEPS = {
+  attention: attentionStep,
   offset: offsetStep,
   sharpness: sharpnessStep,
   borders: bordersStep,
   count: countStep,
+  measured: measuredStep,
   encodings: encodingsStep,
   cost: costStep,
 };
@@ -87,7 +91,7 @@ const TOUR_STEPS = {
  */
 export function mountLearn(root, scene, state) {
   const texts = [.../** @type {NodeListOf<HTMLTemplateElement>} */ (document.querySelectorAll("template[data-tour]"))];
-  const end = texts.findIndex(({ dataset }) => dataset.tour === "end");
+  const end = texts.findIndex(({ dataset }) => dataset.tour === "measured");
   const picture = tourPicture(scene);
   const heard = h("p", { class: "only-heard", "aria-live": "polite" });
   let waiting = 0;
@@ -121,17 +125,10 @@ export function mountLearn(root, scene, state) {
 
   const stepNow = () => Math.min(state.get().step, texts.length - 1);
   const leadsToNetwork = () => stepNow() === end || stepNow() === texts.length - 1;
-  /** @param {number} step @returns {string} what its button says: a number, an arrow at the end, a letter in the appendix */
-  function signOf(step) {
-    if (step === end) return "→";
-    return step < end ? String(step + 1) : "AB"[step - end - 1];
-  }
+  /** @param {number} step @returns {string} what its button says: a number, a letter in the appendix */
+  const signOf = (step) => (step <= end ? String(step + 1) : "ABC"[step - end - 1]);
   /** @param {number} step @returns {string} */
-  function nameOf(step) {
-    const { name = "" } = texts[step].dataset;
-    if (step === end) return name;
-    return `${step < end ? "Step" : "Appendix"} ${signOf(step)}: ${name}`;
-  }
+  const nameOf = (step) => `${step <= end ? "Step" : "Appendix"} ${signOf(step)}: ${texts[step].dataset.name}`;
 
   function goOn() {
     state.set(leadsToNetwork() ? { view: "explore" } : { step: stepNow() + 1 });
@@ -146,8 +143,7 @@ export function mountLearn(root, scene, state) {
     const { dataset, content } = texts[step];
     const text = div("learn-text", content.cloneNode(true));
     const title = /** @type {HTMLElement} */ (text.firstElementChild);
-    if (step !== end)
-      text.prepend(para("learn-count", step < end ? `${step + 1} of ${end}` : `Appendix ${signOf(step)}`));
+    text.prepend(para("learn-count", step <= end ? `${step + 1} of ${end + 1}` : `Appendix ${signOf(step)}`));
     current = TOUR_STEPS[dataset.tour ?? ""]?.(tour, text) ?? null;
     page.dataset.step = String(step + 1);
     fill(page, text, current && div("learn-parts", ...current.stage));

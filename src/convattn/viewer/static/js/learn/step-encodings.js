@@ -57,7 +57,7 @@ export function fitSoftmax(features, target) {
 }
 
 /** @param {number[]} feature  @returns {Float64Array} with mean 0 and variance 1 */
-function standardised(feature) {
+export function standardised(feature) {
   const mean = feature.reduce((sum, value) => sum + value, 0) / feature.length;
   const spread = Math.hypot(...feature.map((value) => value - mean)) / Math.sqrt(feature.length) || 1;
   return new Float64Array(feature.map((value) => (value - mean) / spread));

@@ -21,7 +21,8 @@ const OFFSET_REACH = 2; // heads can be moved this far
 const OFFSET_WINDOW = 2 * OFFSET_REACH + 1;
 
 /** @param {Place} offset */
-const offsetText = (offset) => `(${offset.map((at) => (at > 0 ? `+${at}` : String(at).replace("-", "−"))).join(", ")})`;
+export const offsetText = (offset) =>
+  `(${offset.map((at) => (at > 0 ? "+" : "") + String(at).replace("-", "−")).join(", ")})`;
 
 /**
  * Step 1: nine heads around a pixel, each of which can be dragged.
