@@ -51,11 +51,7 @@ print(f"   at equal operations, a quarter of the width: {_interval(less)}")
 
 seven = sum(_taps(f"speedrun/quarter/grids/random-{seed}", 12) for seed in range(6, 13))
 print(f"3. taps of the 3 x 3 kernel with a centre: {seven} of {7 * 54}")
-arms = {row["arm"]: row["feature"] for row in _read("trained_heads/clip.json")["cause"]}
-own = fmean(arms["own kernel"])
-quarters = [arms[f"turned by {by}°"] for by in (90, 180, 270)]
-turned = fmean(map(max, *quarters))
-print(f"4. cosine with eight heads of CLIP replaced: {own:.3f} own kernel, {turned:.3f} turned")
+print(f"4. heads of a trained ViT: {_read('trained_heads/vit-s.json')['words']['measured']}")
 for case in _read("speed/layers.json")["cases"]:
     if case["name"] in {"hard-64", "quadratic-64-forward"}:
         times = {one["contender"]: one["seconds"] for one in case["measurements"]}

@@ -25,8 +25,8 @@ from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS
-from convattn.heads.head_trace import HeadTrace
 from convattn.lab.augment import views
+from convattn.lab.head_trace import HeadTrace
 from convattn.lab.model_card import model_card
 from convattn.lab.run_setup import load_data_of
 from convattn.lab.tables import markdown_table, write_parquet

@@ -19,7 +19,7 @@ from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import read_heads
-from convattn.heads.head_trace import shaped_encodings
+from convattn.lab.head_trace import shaped_encodings
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention
 from convattn.networks.pretrained import PretrainedCard

@@ -15,7 +15,7 @@ from benchmarks.measure import ratios, time_rounds
 from convattn import load_network, network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import ImageDataset, normalise
-from convattn.heads.head_trace import shaped_encodings
+from convattn.lab.head_trace import shaped_encodings
 from convattn.layers import RelativeAttention
 from convattn.provenance import RunRecord
 

@@ -69,6 +69,8 @@ def matrices_of(attention):
     try:
         layer = read_matrices(attention)
     except UnsupportedModelError:
+        if hasattr(attention, "value"):  # another module applies the output of BERT
+            return attention.value, None
         if hasattr(attention, "qkv"):
             return split_linear(attention.qkv, 3)[2], attention.proj
         return attention.v_proj, attention.o_proj

@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 from convattn.errors import CheckpointError
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, read_heads
-from convattn.heads.head_trace import HeadTrace
+from convattn.lab.head_trace import HeadTrace
 from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet
 

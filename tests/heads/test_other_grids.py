@@ -196,7 +196,7 @@ def test_a_part_of_the_network_is_guarded_too():
     made, _ = with_a_head_replaced(classifier)
     around = nn.Sequential(made.beit)
     around(cut(MEASURED))
-    with pytest.raises(ShapeError, match="but these are cut into 2 x 8"):
+    with pytest.raises(ShapeError, match="but these are of a grid of 2 x 8"):
         made.beit(cut((2, 8)), interpolate_pos_encoding=True)
 
 

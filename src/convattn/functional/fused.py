@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,7 @@ from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     KEPT_BYTES,
     at_least_float32,
+    backward_to_differentiate,
     chunks,
     computed_again,
     is_accelerator,
@@ -181,9 +182,9 @@ def _by_kernel(
         scores = query.shape[1:3].numel() * key.shape[2] * 4
         images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
         pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
-    compute = partial(_of_kernel, scale, dropout=dropout)
+    compute = partial(_of_kernel, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
-        compute = computed_again(partial(_of_kernel, scale), partial(_by_definition, scale))
+        compute = _Fused.apply
     means = []
     for own in pieces:
         inputs = _fitting_widths(*own)
@@ -192,7 +193,7 @@ def _by_kernel(
             scaled = own[0].to(wide) * scale
             scores = mask.scores(slice(None), scaled, *mask.tables)
             inputs.append(scores.to(query.dtype))
-        means.append(compute(*inputs))
+        means.append(compute(scale, *inputs))
     y = means[0]
     if len(means) > 1:
         y = torch.cat(means)
@@ -248,6 +249,46 @@ def _by_definition(
     if bias is not None:
         scores = scores + bias
     return _mixed(attention_weights(scores).to(value.dtype), value)
+
+
+class _Fused(torch.autograd.Function):
+    """The kernel, whose gradient can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, *inputs: Tensor) -> Tensor:
+        leaves, y = _with_graph(scale, inputs)
+        # y brings its own graph along, which goes when the tensors saved here go
+        ctx.save_for_backward(*inputs, *leaves, y)
+        ctx.scale = scale
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        *saved, y = ctx.saved_tensors
+        inputs = saved[: len(saved) // 2]
+        leaves = saved[len(saved) // 2 :]
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute = partial(_by_definition, ctx.scale)
+            return None, *backward_to_differentiate(compute, inputs, needed, gradient)
+        if y.grad_fn is None:  # a hook for saved tensors, as of a checkpoint, took the graph away
+            leaves, y = _with_graph(ctx.scale, inputs, needed)
+        learning = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(y, learning, gradient, retain_graph=True))
+        return None, *(next(found) if need else None for need in needed)
+
+
+def _with_graph(
+    scale: float, inputs: Sequence[Tensor], needed: Sequence[bool] | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Computes by the kernel, with a graph from copies of the inputs that share their memory."""
+    if needed is None:
+        needed = [tensor.requires_grad for tensor in inputs]
+    leaves = []
+    for tensor, need in zip(inputs, needed, strict=True):
+        leaves.append(tensor.detach().requires_grad_(need))
+    with torch.enable_grad():
+        return leaves, _of_kernel(scale, *leaves)
 
 
 def _in_pieces(

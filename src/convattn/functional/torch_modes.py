@@ -183,40 +183,27 @@ def backward_to_differentiate(
     return [next(found) if want else None for want in wanted]
 
 
-def computed_again(
-    compute: Callable[..., Tensor], further: Callable[..., Tensor] | None = None
-) -> Callable[..., Tensor]:
-    """Returns what computes the same and keeps the inputs alone: the gradient computes it again, with autocast off.
-
-    `further` does so in operations that torch can differentiate more than once, if `compute` does not.
-    """
-    return partial(_Again.apply, compute, further or compute)
+def computed_again(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns what computes the same and keeps the inputs alone: the gradient computes it again, with autocast off."""
+    return partial(_Again.apply, compute)
 
 
 class _Again(torch.autograd.Function):
     """A checkpoint whose forward pass records nothing; derivatives are of every order."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        compute: Callable[..., Tensor],
-        further: Callable[..., Tensor],
-        *inputs: Tensor,
-    ) -> Tensor:
-        ctx.compute, ctx.further, ctx.random_numbers = compute, further, torch.get_rng_state()
+    def forward(ctx: Any, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.compute, ctx.random_numbers = compute, torch.get_rng_state()
         ctx.save_for_backward(*inputs)
         return compute(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        needed = ctx.needs_input_grad[2:]
-        compute = ctx.compute
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = ctx.further
+        needed = ctx.needs_input_grad[1:]
         with without_autocast(gradient.device), torch.random.fork_rng(devices=()):
             torch.set_rng_state(ctx.random_numbers)
-            found = backward_to_differentiate(compute, ctx.saved_tensors, needed, gradient)
-        return None, None, *found
+            found = backward_to_differentiate(ctx.compute, ctx.saved_tensors, needed, gradient)
+        return None, *found
 
 
 def missing_channels(width: int, device: torch.device) -> int:

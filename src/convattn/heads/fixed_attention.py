@@ -173,10 +173,12 @@ class FixedAttention(nn.Module):
     ) -> Float[Tensor, "*lead queries width"]:
         """Returns a product with the outputs of the fixed heads in it."""
         known = attention_class(self.attention)
-        assert known is not None
+        if known is None or known.layout is None:
+            raise UnsupportedModelError(
+                f"{self.name}: its class must stay registered while its heads are replaced"
+            )
         layout = None
         if known.heads_first or self.placed:
-            assert known.layout is not None
             call = self.calls.call(self.name, self, args, named)
             layout = known.layout(replace(call, shape=product.shape))
         groups = 1 if layout is None else layout.groups

@@ -27,10 +27,10 @@ from convattn.heads.replaceable_heads import (
     Arm,
     Head,
     below,
-    kernels_by,
+    kernel_by,
     measured_heads,
     read_arms,
-    why_not,
+    require_known,
 )
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
@@ -204,11 +204,11 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
-        of_layer, unfit = _choose(report, layer, old, arms, nan if named else threshold)
+        least = nan if named else threshold
+        of_layer, kernels, unfit = _choose(report, layer, old, arms, least)
         refused += unfit
         replaced = [head.head for head in of_layer if head.replaced]
         chosen = {head: arms[layer.name, head] for head in replaced}
-        kernels = kernels_by(report, layer, chosen)
         matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
         if matrices is not None:
             measured = measured_heads(layer, kernels)
@@ -251,18 +251,28 @@ def _choose(
     old: nn.Module,
     arms: Mapping[Head, Arm],
     threshold: float,
-) -> tuple[list[ReplacedHead], list[str]]:
-    """Returns which heads of a layer are replaced, and why others cannot be; a threshold of nan takes all."""
+) -> tuple[list[ReplacedHead], dict[int, tuple[float, ...]], list[str]]:
+    """Returns which heads of a layer are replaced, by which kernels, and why others cannot be.
+
+    A threshold of nan takes all.
+    """
     records: list[ReplacedHead] = []
+    kernels: dict[int, tuple[float, ...]] = {}
     refused: list[str] = []
     for head in layer.heads:
         arm = arms.get((layer.name, head.head))
-        if arm is None:
-            reason: str | None = "it was not named"
-        elif (reason := why_not(report, layer, head, arm, old)) is not None:
-            refused.append(f"  {layer.name}, head {head.head}: {reason}")
-        elif not isnan(threshold):
-            reason = below(head, threshold)
+        reason: str | None = "it was not named"
+        if arm is not None:
+            reason = None if isnan(threshold) else below(head, threshold)
+            try:
+                require_known(old)
+                kernel = kernel_by(report, layer, head.head, arm)
+            except UnsupportedModelError as error:
+                reason = str(error)
+                refused.append(f"  {layer.name}, head {head.head}: {reason}")
+            else:
+                if kernel is not None and reason is None:
+                    kernels[head.head] = kernel
         by = "" if arm is None or reason is not None else arm
         if not isinstance(by, str):
             by = f"kernel of {by[0]} head {by[1]}"
@@ -275,7 +285,7 @@ def _choose(
             reason=reason or "",
         )
         records.append(record)
-    return records, refused
+    return records, kernels, refused
 
 
 def _matrices(old: nn.Module, layer: LayerReport) -> TokenAttention | None:

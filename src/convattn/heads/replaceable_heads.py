@@ -117,61 +117,55 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
     return tuple(every[index] for index in drawn)
 
 
-def why_not(
-    report: HeadReport, layer: LayerReport, head: HeadStatistics, arm: Arm, module: nn.Module
-) -> str | None:
-    """Returns why a head of a module cannot be replaced so; None if it can."""
+def require_known(module: nn.Module) -> None:
+    """Raises UnsupportedModelError, with the reason alone, unless heads of a module can be replaced."""
     if is_own(module):
-        return "heads of this library's layers are not replaced; attention_to_conv converts those without content"
+        raise UnsupportedModelError(
+            "heads of this library's layers are not replaced; attention_to_conv converts those without content"
+        )
     known = attention_class(module)
     if known is None or known.layout is None:
-        return "its class is not known; register_attention says where its tokens lie"
-    try:
-        kernels_by(report, layer, {head.head: arm})
-    except UnsupportedModelError as error:
-        return str(error)
-    return None
+        raise UnsupportedModelError(
+            "its class is not known; register_attention says where its tokens lie"
+        )
 
 
-def kernels_by(
-    report: HeadReport, layer: LayerReport, arms: Mapping[int, Arm]
-) -> dict[int, tuple[float, ...]]:
-    """Returns the weights at the layer's displacements of the heads that a kernel replaces.
+def kernel_by(
+    report: HeadReport, layer: LayerReport, number: int, arm: Arm
+) -> tuple[float, ...] | None:
+    """Returns the weights at the layer's displacements by which a head is replaced; None if it takes no kernel.
 
     Raises UnsupportedModelError, with the reason alone, if there are none.
     """
+    if arm in WITHOUT_KERNEL:
+        return None
+    if not layer.normalised:
+        raise UnsupportedModelError("its layer's weights do not sum to one")
     displacements = torch.tensor(layer.displacements, dtype=torch.float64)
-    whole = torch.equal(displacements, displacements.round())
-    kernels = {}
-    for number, arm in arms.items():
-        if arm in WITHOUT_KERNEL:
-            continue
-        if not layer.normalised:
-            raise UnsupportedModelError("its layer's weights do not sum to one")
-        if not whole:
-            raise UnsupportedModelError("its keys lie between the positions")
-        name, head = (layer.name, number) if isinstance(arm, str) else arm
-        source = report.layer(name)
-        kernel: Sequence[float] = source.heads[head].position_kernel
-        if arm == "one_tap":
-            hardest = source.heads[head].hard_shift
-            kernel = [float(step == hardest) for step in layer.displacements]
-        complete = len(kernel) == len(source.displacements) and isfinite(sum(kernel))
-        if not complete or min(kernel, default=-1) < 0:
-            raise UnsupportedModelError("the report holds no kernel of weights for it")
-        axes = len(layer.grid)
-        if arm in _TURNED and (arm, axes) not in _TURNS:
-            raise UnsupportedModelError(
-                "a kernel of one axis is only reversed, and one of two axes only turned"
-            )
-        before = _TURNS.get((str(arm), axes), lambda *step: step)
-        taps = dict(zip(source.displacements, kernel, strict=True))
-        kernels[number] = tuple(taps.get(before(*step), 0.0) for step in layer.displacements)
-        if sum(kernels[number]) <= 0:
-            raise UnsupportedModelError(
-                "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
-            )
-    return kernels
+    if not torch.equal(displacements, displacements.round()):
+        raise UnsupportedModelError("its keys lie between the positions")
+    axes = len(layer.grid)
+    if arm in _TURNED and (arm, axes) not in _TURNS:
+        raise UnsupportedModelError(
+            "a kernel of one axis is only reversed, and one of two axes only turned"
+        )
+    before = _TURNS.get((str(arm), axes), lambda *step: step)
+    name, head = (layer.name, number) if isinstance(arm, str) else arm
+    source = report.layer(name)
+    told = source.heads[head]
+    kernel: Sequence[float] = told.position_kernel
+    if arm == "one_tap":
+        kernel = [float(step == told.hard_shift) for step in layer.displacements]
+    complete = len(kernel) == len(source.displacements) and isfinite(sum(kernel))
+    if not complete or min(kernel, default=-1) < 0:
+        raise UnsupportedModelError("the report holds no kernel of weights for it")
+    taps = dict(zip(source.displacements, kernel, strict=True))
+    moved = tuple(taps.get(before(*step), 0.0) for step in layer.displacements)
+    if sum(moved) <= 0:
+        raise UnsupportedModelError(
+            "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
+        )
+    return moved
 
 
 def below(head: HeadStatistics, threshold: float) -> str | None:

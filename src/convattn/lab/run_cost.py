@@ -82,7 +82,8 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
     """Measures a step of a recipe's network with new weights; random numbers are left as they were."""
     from accelerate import PartialState
 
-    device = torch.device(PartialState().device or "cpu")
+    device = PartialState().device
+    assert device is not None
     if recipe.data.held_out is not None:
         data = data.held_out(recipe.data.held_out)
     training, size = recipe.training, recipe.training.batch_size

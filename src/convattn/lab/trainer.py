@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from convattn.errors import CheckpointError, RecipeError, TrainingError, must_be
-from convattn.heads.head_trace import HeadTrace
 from convattn.lab.augment import crop, mirror, views
+from convattn.lab.head_trace import HeadTrace
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import Network, build_network, build_optimizer, learning_rate_factor
 from convattn.networks.datasets import ImageDataset, ImageSplit

@@ -13,6 +13,8 @@ def test_explore_has_no_serious_fault(opened, address, dark, width):
     page = opened(f"{address}#network=1&layer=1&head=1", dark=dark, width=width)
     expect(page.locator("button.map").first).to_be_visible()
     assert complaints(page) == []
+    page.get_by_role("button", name="All controls").click()
+    assert complaints(page) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

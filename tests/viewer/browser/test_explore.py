@@ -207,7 +207,7 @@ WEAKEST = "[...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].join()"
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_theme_is_the_systems(opened, address, dark):
     page = opened(f"{address}#controls=true", dark=dark)
-    ramp = page.locator(".ramp").first
+    ramp = page.locator(".overview .ramp")
     for night in (dark, not dark):
         page.emulate_media(color_scheme="dark" if night else "light")
         assert page.evaluate(PAPER).strip() == ("#141619" if night else "#ffffff")

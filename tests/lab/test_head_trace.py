@@ -4,7 +4,7 @@ from pyarrow import parquet
 
 from convattn.encodings import ENCODINGS
 from convattn.heads.head_snapshots import HEAD_COLUMNS
-from convattn.heads.head_trace import HeadTrace
+from convattn.lab.head_trace import HeadTrace
 from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet, ConvNet
 
