@@ -12,7 +12,7 @@ from tests.heads.report_cases import attention_maps, bert, images, outputs, timm
 from torch import nn
 
 from convattn.budget import assert_within_budget, references, roundings
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import analyze, mean_maps, replace_heads
 from convattn.heads.catalogue import register_attention
 
@@ -114,6 +114,17 @@ def given_by(layer, network, x):
     outputs_of(network, x)
     hook.remove()
     return found[0] if isinstance(found[0], torch.Tensor) else found[0][0]
+
+
+def test_a_layer_whose_heads_became_fewer_is_refused():
+    """Six heads of three images are no two images of three heads."""
+    network, x = timm_vit(), images(count=3)
+    report = analyze(network, x, controls=(), progress=False)
+    made, _ = replace_heads(network, report, [("blocks.0.attn", HEAD)], "zero")
+    made.blocks[0].attn.attention.num_heads = 2
+    made.blocks[0].attn.attention.head_dim = 9
+    with pytest.raises(UnsupportedModelError, match="must have the 3 heads of the report, but has"):
+        made(x)
 
 
 def divided(weights):

@@ -181,6 +181,11 @@ class FixedAttention(nn.Module):
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
             layout = known.layout(replace(call, shape=product.shape))
+        *lead, _, _ = product.shape
+        if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
+            raise UnsupportedModelError(
+                f"{self.name} must have the {self.heads} heads of the report, but has {lead[-1]} now"
+            )
         groups = 1 if layout is None else layout.groups
         if known.heads_first:
             order = "(images heads groups) rows cols"
