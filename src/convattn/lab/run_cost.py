@@ -98,7 +98,8 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
     with torch.random.fork_rng():
         network = build_network(replace(recipe, start=StartRecipe()), data).to(device).train()
         optimizer = build_optimizer(recipe.optim, network, stem_epochs=training.stem_epochs)
-        for step, count in enumerate((min(_FEW, size), min(_FEW, size), size)):
+        few = min(_FEW, size)
+        for step, count in ((0, few), (1, few), (2, size)):
             images = normalise(data.train.images[:count], data.mean, data.std).to(device)
             labels = data.train.labels[:count].to(device)
             kept.clear()
