@@ -56,8 +56,9 @@ def announce(
                 size = f"{cost.memory / 2**20:,.0f} MiB"
                 step = f"{cost.steps:,} steps of {cost.step_seconds:.2g} s on this machine"
                 tell(f"{recipe.name}: {step}, {in_words(cost.steps * cost.step_seconds)}; {size}")
-        except ConvAttnError:  # the run itself will say so
-            tell(f"{recipe.name}: could not be measured")
+        except ConvAttnError:  # the run itself will say why
+            if len(recipes) > 1:
+                tell(f"{recipe.name}: could not be measured")
             continue
         seconds += costs[alike].steps * costs[alike].step_seconds / workers
     if len(recipes) > 1:
