@@ -139,9 +139,9 @@ def yes(holds: object) -> str:
 
 
 def listed(items: Iterable[object]) -> str:
-    """Writes a list, as in 9, 8 and 9."""
+    """Writes a list, as in 9, 8 and 9, or a single item."""
     *most, last = map(str, items)
-    return f"{', '.join(most)} and {last}"
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def percent(share: float, digits: int = 2) -> str:

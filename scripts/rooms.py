@@ -28,9 +28,9 @@ BUDGETS = {
     "networks": 11_500,
     "heads": 38_500,
     "viewer": 11_000,
-    "cli": 7_200,
+    "cli": 7_300,
     "testing": 2_000,
-    "lab": 32_000,
+    "lab": 32_500,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 

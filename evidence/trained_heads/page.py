@@ -321,7 +321,7 @@ def tasks_table() -> str:
             cells += [_right(row["right"]) for row in record["tasks"]]
             rows.append(cells)
         elif name == "swin" and has(record, "cause"):
-            cells = [f"{record['title']}: {TASKS[name]}", "100"]
+            cells = [f"{record['title']}: {TASKS[name]}", "100.0"]
             for arm in (OWN, TURNED[1], MEAN, ZERO, UNIFORM, TAP):
                 cells.append(_right(list(values(record, arm, "same").values())))
             rows.append(cells)
@@ -350,7 +350,7 @@ def missing_tasks() -> str:
 
 def _right(shares: Sequence[float]) -> str:
     """Words a share in per cent with its standard error over inputs."""
-    return f"{100 * fmean(shares):.0f} ± {100 * stdev(shares) / len(shares) ** 0.5:.0f}"
+    return f"{100 * fmean(shares):.1f} ± {100 * stdev(shares) / len(shares) ** 0.5:.1f}"
 
 
 _LINES = {

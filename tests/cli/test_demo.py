@@ -87,10 +87,13 @@ def test_a_demo_that_is_interrupted_leaves_nothing(place, monkeypatch, capsys):
 def test_a_missing_package_is_named_before_anything_is_made(place, monkeypatch, capsys):
     for module in ("pyarrow", "PIL"):
         monkeypatch.setitem(sys.modules, module, None)
-    for command in ("demo", "view convattn:cifar10-small"):
+    lacking = {
+        "demo": "pillow, pyarrow, which are",
+        "view convattn:cifar10-small": "pillow, which is",
+    }
+    for command, packages in lacking.items():
         assert run(command) == 2
         assert capsys.readouterr().err == (
-            "convattn: this needs pillow, pyarrow, which are not installed; run: pip install"
-            ' "convattn[view]"\n'
+            f'convattn: this needs {packages} not installed; run: pip install "convattn[view]"\n'
         )
     assert not list(place.iterdir())

@@ -73,6 +73,7 @@ def train(  # noqa: PLR0913 - the options of the command
     from convattn.lab import load_recipe
     from convattn.lab import train as train_by
     from convattn.lab.run_cost import announce
+    from convattn.lab.run_folder import RunFolder
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
     name = f"{resolved.name}-{resolved.scale}-{resolved.seed}".replace("-paper-", "-")
@@ -83,6 +84,7 @@ def train(  # noqa: PLR0913 - the options of the command
     try:
         with one_thread(resolved.is_small):
             if not resume:
+                RunFolder(folder).require_new()
                 announce([resolved], say, yes=yes)
             record = train_by(
                 resolved,

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from convattn.convert.certificate import IN_WORDS, LeftAlone, NetworkCertificate
-from convattn.convert.layer_costs import layer_costs
 from convattn.errors import optional_module
 from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
 from convattn.heads.verdict import MEANINGS, count_words
+from convattn.lab.layer_costs import layer_costs
 from convattn.lab.report_figures import (
     distance_by_depth,
     head_grid,

@@ -24,7 +24,11 @@ def test_the_tour_has_no_serious_fault(opened, address, dark):
         page.goto(f"{address}#{step}")  # without loading it again
         expect(page.locator(f'[data-step="{number + 1}"]')).to_be_visible()
         assert complaints(page) == []
+        assert page.evaluate(UNINKED) == [], "words of a drawing in the default black"
 
+
+UNINKED = """() => [...document.querySelectorAll(".learn text")]
+  .filter((text) => getComputedStyle(text).fill === "rgb(0, 0, 0)").map(({ textContent }) => textContent)"""
 
 CUT = """() => [...document.querySelectorAll("#convattn :not(svg *, .only-heard)")].filter((element) => {
   const { right, width } = element.getBoundingClientRect();

@@ -89,6 +89,8 @@ def assert_in_sight(page, number, width, height):
     if number in APPENDIX:
         assert first["y"] < texts.first.bounding_box()["y"], "the explanation comes after it"
         return
+    numbers = page.locator(".learn-numbers").bounding_box()
+    assert texts.first.bounding_box()["y"] < numbers["y"], "words come before their numbers"
     texts.get_by_text("Notice").scroll_into_view_if_needed()
     page.evaluate(TO_THE_END)
     assert page.evaluate("scrollY") > 0

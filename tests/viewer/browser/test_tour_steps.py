@@ -6,6 +6,10 @@ import pytest
 from playwright.sync_api import expect
 
 EXACT = "0, exactly"
+GREYS = """canvas => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return [Math.min, Math.max].map((end) => end(...data.filter((_, at) => at % 4 === 0)));
+}"""
 
 
 @pytest.fixture
@@ -41,11 +45,16 @@ def test_a_pixel_asks_all_others_and_its_output_is_the_sum_of_parts(step):
     pixels.press("ArrowRight")
     expect(page.get_by_label("Sum", exact=True)).to_be_checked()  # its end, for who wants no motion
     expect(output).not_to_have_text(before)
+    letter = page.locator(".learn-pixel-bars text").first
+    expect(letter).to_be_hidden()
+    page.get_by_label("Weights", exact=True).check(force=True)
+    expect(letter).to_be_visible()
     parts = page.get_by_role("row", name="× weight").locator("td")
     expect(parts.last).to_have_text(output.text_content())
     weights = page.get_by_role("row", name="÷ sum").locator("td")
     slide(page, "Temperature", "2")
     expect(weights.first).to_have_text(re.compile("^0.04"))  # nearly 1 / 25
+    expect(page.locator(".learn-slider output")).to_have_text("T = 100")
     slide(page, "Temperature", "-1")
     choose(page, "Scores come from", "place")
     expect(weights.first).to_have_text("1.000")
@@ -96,6 +105,12 @@ def test_a_head_is_moved_by_mouse_and_keys_and_put_back(step):
     page = step(2)
     difference = number(page, "Largest difference")
     expect(difference).to_have_text(EXACT)
+    for name in (
+        "Picture",
+        "Convolution",
+    ):  # both from black to white, or a blur seems to add contrast
+        picture = page.get_by_role("img", name=name, exact=True)
+        assert picture.evaluate(GREYS) == [0, 255], name
     box = page.locator(".learn-touch svg").bounding_box()
     cell = box["width"] / 5
 

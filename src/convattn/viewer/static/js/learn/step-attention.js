@@ -1,6 +1,6 @@
 import { softmaxOf } from "../attention.js";
 import { calm, div, fill, followArrows, h, para, say, setProps, svg } from "../dom.js";
-import { fixedText } from "../draw.js";
+import { fixedText, numberText } from "../draw.js";
 import { cutAround, offsetIn } from "./kernels.js";
 import { standardised } from "./step-encodings.js";
 import { offsetText } from "./step-offset.js";
@@ -111,7 +111,11 @@ export function attentionStep(tour) {
   let stage = 1;
   let motion = 0;
 
-  const around = windowView(SMALL_REACH, "25 pixels of the picture: press one, and it asks all", "learn-touch");
+  const around = windowView(
+    SMALL_REACH,
+    "25 pixels: press one, and it asks all. Each has a bar, row by row.",
+    "learn-touch",
+  );
   const letters = [..."ABC"].map((letter) => svg("text", { class: "learn-letter" }, letter));
   const names = [..."ABC"].map((letter) => svg("text", { class: "learn-middle", y: 208 }, letter));
   const mark = squareMark("learn-query", [0, 0]);
@@ -127,7 +131,7 @@ export function attentionStep(tour) {
     max: 2,
     step: 0.01,
     value: Math.log10(3),
-    text: (/** @type {number} */ at) => `T = ${(10 ** at).toPrecision(2)}`,
+    text: (/** @type {number} */ at) => `T = ${numberText(10 ** at, 2)}`,
   };
   const control = slider("Temperature", range, (value) => void (temperature = 10 ** value));
   const label = "Pixels. Arrow keys move the one that asks.";
@@ -173,7 +177,7 @@ export function attentionStep(tour) {
     opened.forEach((at, n) => {
       const [row, col] = offsetIn(at, SMALL_SIDE);
       setProps(letters[n], { x: col, y: row });
-      setProps(names[n], { x: 10 * at + 5 });
+      setProps(names[n], { x: 10 * at + 5, visibility: stage > 2 ? "hidden" : null }); // parts leave their places
     });
     barsAt(attention, stage).forEach(([x, y, width, height], at) =>
       setProps(bars[at], { x, y, width, height, class: opened.includes(at) ? "learn-on" : null }),
@@ -215,7 +219,7 @@ export function attentionStep(tour) {
     const heads = ["", ..."ABC", "rest", "sum"];
     fill(
       table,
-      h("caption", null, "Softmax, opened for three keys"),
+      h("caption", null, "Softmax for the two best keys, A and B, and the worst, C"),
       h("thead", null, h("tr", null, ...heads.map((text) => h("th", { scope: "col" }, text)))),
       h(
         "tbody",

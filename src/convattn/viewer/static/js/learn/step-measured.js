@@ -60,7 +60,7 @@ export function measuredStep(tour) {
   });
   followArrows(first.frame, ([down, right]) => look([query[0] + down, query[1] + right]));
   const buttons = div("learn-strip");
-  const numbers = numbersList("At that neighbour", "untrained", "By displacement", "untrained");
+  const numbers = numbersList("Weight at that neighbour", "untrained", "Explained by displacement", "untrained");
   const source = para("learn-small");
   const grid = () => networks[name].grid;
 
@@ -114,7 +114,10 @@ export function measuredStep(tour) {
         return `${[...new Set(ends)].join(" to ")} %`;
       }),
     );
-    say(source, `${from}. Mean over ${images} photographs and all patches, laid around the patch that you press.`);
+    say(
+      source,
+      `Heads are numbered layer.head. ${from}. Mean over ${images} photographs and all patches, laid around the patch that you press.`,
+    );
     tour.tell(numbers.show(...said.flat()));
   }
 

@@ -1,4 +1,5 @@
 import { div, setProps, svg } from "../dom.js";
+import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import {
   HARD,
@@ -27,7 +28,7 @@ const SHOWN_HEAD = 2; // the head that is shown: up and right
 export const float32Floor = (output) => 2 ** -23 * largestSize(output.data);
 
 /** @param {number} sharpness */
-export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = ${sharpness.toPrecision(2)}`);
+export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = ${numberText(sharpness, 2)}`);
 
 /** Step 2: from blur to a single pixel. @param {Tour} tour @returns {Step} */
 export function sharpnessStep(tour) {
@@ -79,7 +80,7 @@ export function sharpnessStep(tour) {
     const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE_AT[at], error]));
     chart.draw([
       {
-        name: "bound of the certificate, and rounding",
+        name: "bound, and rounding",
         kind: "learn-second",
         points: CURVE_AT.map((at) => [at, certifiedError(at, taps) + floor]),
       },

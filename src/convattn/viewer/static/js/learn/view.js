@@ -235,7 +235,7 @@ export function comparison(tour, start) {
     query: () => at,
     root: div("learn-strip", ...views.map((view) => view.root)),
     /**
-     * Draws both outputs in one scale of grey, and what is between them.
+     * Draws the picture, from its darkest to its lightest, both outputs in one scale of grey, and what is between them.
      * @param {Picture} wanted  by convolution
      * @param {Picture} made  by attention
      * @returns {number} the largest difference
@@ -244,7 +244,7 @@ export function comparison(tour, start) {
       const [low, high] = [Math.min(...wanted.data), Math.max(...wanted.data)];
       const most = (high - low) / 4;
       const apart = wanted.data.map((value, at) => Math.abs(value - made.data[at]));
-      views[0].gray(data);
+      views[0].gray(data, Math.min(...data), Math.max(...data));
       views[1].gray(wanted.data, low, high);
       views[2].gray(made.data, low, high);
       views[3].heat(apart, most, `≥ ${numberText(most, 2)}`);

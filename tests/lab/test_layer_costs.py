@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from convattn import network_to_attention
-from convattn.convert.layer_costs import layer_costs
+from convattn.lab.layer_costs import layer_costs
 
 NETWORK = nn.Sequential(
     nn.Conv2d(6, 4, 3, groups=2, padding=1),
