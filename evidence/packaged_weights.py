@@ -45,12 +45,8 @@ def load_vit(work: Path) -> nn.Module:
     nodes are named by their place, and are transposed.
     """
     name, version, file = VIT
-    onnx = optional_module("onnx", "onnx", "onnx")
     transformers = optional_module("transformers", "transformers", "transformers")
-    graph = onnx.load(fetch(name, version, work) / file).graph
-    tensors = {}
-    for tensor in graph.initializer:
-        tensors[tensor.name] = torch.tensor(onnx.numpy_helper.to_array(tensor))
+    graph, tensors = read_onnx(fetch(name, version, work) / file)
     config = transformers.Dinov2Config(
         hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14
     )
@@ -109,7 +105,7 @@ def load_clip(work: Path) -> nn.Module:
         hidden_act="quick_gelu",
     )
     network = transformers.CLIPVisionModelWithProjection(config)
-    read = _read_8_bits(_graph(fetch(name, version, work) / file))
+    read = _read_8_bits(*read_onnx(fetch(name, version, work) / file))
     network.load_state_dict({place: read[place] for place in network.state_dict()})
     return network.eval()
 
@@ -124,8 +120,8 @@ def load_swin(work: Path) -> nn.Module:
     path = fetch(name, version, work) / folder
     config = transformers.SwinConfig.from_pretrained(path)
     network = transformers.SwinForImageClassification(config)
-    graph = _graph(path / "classifier.int8.onnx")
-    read = _read_8_bits(graph)
+    graph, tensors = read_onnx(path / "classifier.int8.onnx")
+    read = _read_8_bits(graph, tensors)
     biases = {}
     for node in graph.node:
         if node.op_type == "Add" and "/attention/self/" in node.name:
@@ -158,9 +154,14 @@ _SWIN = {
 }
 
 
-def _graph(path: Path) -> Any:
-    """Reads the graph of an ONNX file."""
-    return optional_module("onnx", "onnx", "onnx").load(path).graph
+def read_onnx(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Reads the graph of an ONNX file, and its tensors by name."""
+    onnx = optional_module("onnx", "onnx", "onnx")
+    graph = onnx.load(path).graph
+    tensors = {}
+    for tensor in graph.initializer:
+        tensors[tensor.name] = torch.tensor(onnx.numpy_helper.to_array(tensor))
+    return graph, tensors
 
 
 def _place(node: str) -> str:
@@ -168,12 +169,8 @@ def _place(node: str) -> str:
     return node.strip("/").replace("/", ".")
 
 
-def _read_8_bits(graph: Any) -> dict[str, Tensor]:
-    """Reads tensors by name, and the weights of products in 8 bits by the place of the module, as (outputs, inputs)."""
-    onnx = optional_module("onnx", "onnx", "onnx")
-    tensors = {}
-    for tensor in graph.initializer:
-        tensors[tensor.name] = torch.tensor(onnx.numpy_helper.to_array(tensor))
+def _read_8_bits(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Adds to tensors by name the weights of products in 8 bits by the place of the module, as (outputs, inputs)."""
     read = dict(tensors)
     for node in graph.node:
         if node.op_type not in ("MatMulInteger", "ConvInteger"):

@@ -1,1 +1,0 @@
-"""Do trained networks of other people's classes decide the same as attention?"""

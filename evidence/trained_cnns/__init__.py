@@ -1,0 +1,1 @@
+"""Do trained CNNs decide the same as attention, and back?"""
