@@ -1,6 +1,7 @@
 """The site: `make docs` builds it into build/site, and every warning stops it."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,18 @@ def write_live_page(app: Sphinx, error: Exception | None) -> None:
         subprocess.run([*command, "--output", str(page), "--json"], check=True)
 
 
+def copy_gallery(app: Sphinx, error: Exception | None) -> None:
+    """Copies the pages of the gallery, a folder for each network, beside its index."""
+    if error is None and app.builder.format == "html":
+        for page in Path(app.srcdir, "gallery").glob("*/*"):
+            copy = Path(app.outdir) / page.relative_to(app.srcdir)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page, copy)
+
+
 def setup(app: Sphinx) -> None:
-    """Lets the build write the interactive page, and read pages that GitHub shows as well."""
+    """Lets the build write the interactive page, copy the gallery, and read pages that GitHub shows as well."""
     app.connect("source-read", leave_links_out)
     app.connect("missing-reference", find_error)
     app.connect("build-finished", write_live_page)
+    app.connect("build-finished", copy_gallery)

@@ -109,11 +109,11 @@ def main() -> None:
             for one, state in ((network, "trained"), (untrained(network, 0).eval(), "untrained")):
                 panel = next(panels)
                 heads = cross(record)
-                _draw(panel, shown, heads, look(one, picture, heads))
+                draw_cross(panel, shown, heads, look(one, picture, heads))
                 panel.set_title(f"{record['title']}, {state}", fontsize=9)
 
 
-def _draw(panel: Any, shown: Any, heads: Sequence[Head], looks: Sequence[Looks]) -> None:
+def draw_cross(panel: Any, shown: Any, heads: Sequence[Head], looks: Sequence[Looks]) -> None:
     """Draws where heads look from one patch: a colour each, as opaque as the share of attention."""
     colours = optional_module("matplotlib.colors", "matplotlib", "train").colors
     patches = optional_module("matplotlib.patches", "matplotlib", "train").patches

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,16 @@ import timm
 import torch
 import transformers
 from tests.heads.arm_cases import HEAD, arm_weights, swin_of_transformers, with_weights
-from tests.heads.report_cases import SIZES, TIMM, bert, images, outputs, torchvision_vit, words
+from tests.heads.report_cases import (
+    SIZES,
+    TIMM,
+    attention_of,
+    bert,
+    images,
+    outputs,
+    torchvision_vit,
+    words,
+)
 from torch import nn
 
 from convattn.budget import assert_within_budget, references
@@ -187,6 +197,49 @@ def test_a_compiled_network_refuses_other_grids(without_type_checks):
     assert torch.equal(outputs(compiled, cut(MEASURED)), outputs(made, cut(MEASURED)))
     with pytest.raises(ShapeError, match=REFUSAL.format(2, 8)):
         outputs(compiled, cut((2, 8)))
+
+
+def test_a_call_keeps_its_grid_beside_other_threads_and_after_an_interruption():
+    network = NETWORKS["timm ViT"]()[0]
+    report = analyze(network, cut(MEASURED), controls=(), progress=False)
+    one, other = cut((3, 7)), cut((7, 3))
+
+    def run_the_other(*_):
+        hook.remove()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(outputs, made, other).result()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    layer = report.layers[0].name
+    for by in ({(layer, 1): "kernel"}, {(layer, 0): "uniform", (layer, 1): "kernel"}):
+        made, _ = replace_heads(network, report, by=by, prefix="attend")
+        expected = outputs(made, one)
+        hook = made.blocks[0].norm1.register_forward_pre_hook(run_the_other)
+        assert torch.equal(outputs(made, one), expected), by
+        hook = made.blocks[0].norm1.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            made(one)
+        hook.remove()
+        assert torch.equal(outputs(copy.deepcopy(made), one), expected), by
+
+
+def test_a_checkpoint_computes_a_layer_again_on_the_grid_it_had():
+    network = NETWORKS["timm ViT"]()[0]
+    report = analyze(network, cut(MEASURED), controls=(), progress=False)
+    made, _ = replace_heads(network, report, [(report.layers[0].name, 1)], prefix="attend")
+    grids = ((3, 7), (2, 8))
+    gradients = []
+    for checkpoints in (False, True):
+        made.set_grad_checkpointing(checkpoints)
+        made.zero_grad()
+        sum(made.train()(cut(grid)).square().sum() for grid in grids).backward()
+        gradients.append(attention_of(made, report.layers[0].name).means.kernel.grad)
+    assert torch.equal(*gradients)
+    loss = sum(made(cut(grid)).sum() for grid in (*grids, (7, 3)))
+    with pytest.raises(ShapeError, match="images of 3 x 7 and 7 x 3 patches cannot be told apart"):
+        loss.backward()
 
 
 def test_a_part_of_the_network_is_guarded_too():

@@ -1,17 +1,20 @@
 """Every replacement of a head, in grids, sequences and windows, against weights made by hand; and what is refused."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, with_weights
 from tests.heads.attention_cases import TIMM
-from tests.heads.report_cases import attention_maps, images, timm_vit
+from tests.heads.report_cases import attention_maps, bert, images, outputs, timm_vit, words
+from torch import nn
 
 from convattn.budget import assert_within_budget, references, roundings
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import analyze, mean_maps, replace_heads
+from convattn.heads.catalogue import register_attention
 
 ALWAYS = ("kernel", "mean_map", "zero", "uniform", "one_tap", "other")
 TURNED = {1: ("reversed",), 2: ("turned_90", "turned_180", "turned_270")}
@@ -111,3 +114,85 @@ def given_by(layer, network, x):
     outputs_of(network, x)
     hook.remove()
     return found[0] if isinstance(found[0], torch.Tensor) else found[0][0]
+
+
+def test_a_layer_whose_heads_became_fewer_is_refused():
+    """Six heads of three images are no two images of three heads."""
+    network, x = timm_vit(), images(count=3)
+    report = analyze(network, x, controls=(), progress=False)
+    made, _ = replace_heads(network, report, [("blocks.0.attn", HEAD)], "zero")
+    made.blocks[0].attn.attention.num_heads = 2
+    made.blocks[0].attn.attention.head_dim = 9
+    with pytest.raises(UnsupportedModelError, match="must have the 3 heads of the report, but has"):
+        made(x)
+
+
+def divided(weights):
+    return weights / weights.sum(-1, keepdim=True)
+
+
+MASKS = {
+    "lowest scores": lambda scores, mask: scores.masked_fill(~mask, -1e9).softmax(-1),
+    "times": lambda scores, mask: divided(scores.softmax(-1) * mask),
+    "filled": lambda scores, mask: divided(scores.softmax(-1).masked_fill(~mask, 0)),
+    "in place": lambda scores, mask: divided(scores.softmax(-1).mul_(mask)),
+    "powers": lambda scores, mask: divided(scores.exp() * mask),
+}
+
+
+class Masked(nn.Module):
+    """Attention with two heads over the pixels of an image, with a mask after its softmax."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.mask, self.qkv = mask, nn.Linear(2, 12)
+
+    def forward(self, x, seen=None):
+        seen = torch.ones(1, 35) if seen is None else seen
+        q, k, v = self.qkv(x.flatten(2).mT).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        weights = MASKS[self.mask](q @ k.mT, seen[:, None, None].bool())
+        return (weights @ v)[:, HEAD]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_a_mask_hides_after_the_softmax_stays_hidden(mask):
+    torch.manual_seed(0)
+    network, x = nn.Sequential(Masked(mask)), torch.randn(3, 2, 5, 7)
+    seen = torch.rand(3, 35) > 0.4
+    with register_attention(Masked, lambda call: call.global_layout((5, 7))):
+        report = analyze(network, x, controls=(), progress=False)
+        made, _ = replace_heads(network, report, [("0", HEAD)], "uniform")
+        found = made[0](x, seen).detach()
+
+    def by_hand(network, x):
+        values = network[0].qkv(x.flatten(2).mT).unflatten(-1, (3, 2, 2))[:, :, 2, HEAD].detach()
+        return divided(seen.to(x.dtype))[:, None] @ values
+
+    hi, lows = references(by_hand, network, x)
+    assert_within_budget(found, hi.expand_as(found), [low.expand_as(found) for low in lows])
+
+
+def test_the_little_weight_that_padding_leaves_is_all_of_it():
+    network = bert()
+    report = analyze(network, words(11, 6), radius=10, controls=(), progress=False)
+    layer = report.layers[0]
+    taps = {(1,): 1.0, (-1,): 1e-40}
+    kernel = tuple(taps.get(step, 0.0) for step in layer.displacements)
+    heads = tuple(replace(head, position_kernel=kernel) for head in layer.heads)
+    changed = replace(layer, measured=replace(layer.measured, heads=heads))
+    report = replace(report, layers=(changed, *report.layers[1:]))
+    made, _ = replace_heads(network, report, [(layer.name, HEAD)])
+    mask = torch.ones(1, 11, dtype=torch.long)
+    mask[:, 7:] = 0
+    values = made.get_submodule(layer.name).attention.value
+    seen = []
+    hooks = [
+        values.register_forward_hook(lambda *call: seen.append(call[2])),
+        made.get_submodule(layer.name).register_forward_hook(lambda *call: seen.append(call[2][0])),
+    ]
+    outputs(made, words(11, 1), attention_mask=mask)
+    for hook in hooks:
+        hook.remove()
+    width = seen[0].shape[-1] // len(layer.heads)
+    own = slice(HEAD * width, (HEAD + 1) * width)
+    assert torch.equal(seen[1][0, 6, own], seen[0][0, 5, own])

@@ -21,6 +21,17 @@ def test_a_step_is_measured_and_leaves_random_numbers_as_they_were(recipe):
     assert measure_cost(halved, tiny_data()).memory < cost.memory
 
 
+@pytest.mark.parametrize(("steps", "expected"), [((9, 3, 2), 2), ((9, 5, 2), 5)])
+def test_the_first_step_which_is_slower_says_nothing(monkeypatch, steps, expected):
+    times = []
+    for step in steps:
+        times += [0.0, float(step)]
+    monkeypatch.setattr(run_cost.time, "perf_counter", iter(times).__next__)
+    recipe = tiny_recipe()
+    recipe = replace(recipe, training=replace(recipe.training, batch_size=2))
+    assert measure_cost(recipe, tiny_data()).step_seconds == expected
+
+
 @pytest.fixture
 def slow(monkeypatch):
     """Steps of ten seconds, a terminal, and data that no recipe of seed 5 can load."""

@@ -1,10 +1,13 @@
 """What a network with replaced heads knows while it runs: the calls around a layer, and the grids it is cut into."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from math import prod
+from threading import local
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from convattn.errors import ShapeError
@@ -13,17 +16,51 @@ from convattn.heads.families.attention_class import CallContext
 
 
 @final
-@dataclass
 class CallStack:
     """The modules of a network that run, outermost first, and what its convolutions gave out last.
 
-    Attributes:
-        sizes: Grid of what each convolution gave out last, by its name.
-        running: The calls that have not returned.
+    Each thread has its own calls, and a copy has none.
     """
 
-    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    running: list[CallContext] = field(default_factory=list)
+    def __init__(self) -> None:
+        """Begins without calls."""
+        self._thread = local()
+        # Grids of what each convolution gave out in any thread, in their order
+        self._grids: dict[str, list[tuple[int, ...]]] = {}
+
+    def __reduce__(self) -> tuple[type["CallStack"], tuple[()]]:
+        return CallStack, ()
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Grid of what each convolution gave out last in this thread, by its name."""
+        if not hasattr(self._thread, "sizes"):
+            self._thread.sizes = {}
+        return self._thread.sizes
+
+    @property
+    def running(self) -> list[CallContext]:
+        """The calls in this thread that have not returned."""
+        if not hasattr(self._thread, "running"):
+            self._thread.running = []
+        return self._thread.running
+
+    def grid(self, source: str, positions: int) -> tuple[int, ...] | None:
+        """Returns the grid of the image that runs; None if its convolution has not run.
+
+        A checkpoint computes a layer again after other images have run. Then it is the one grid of so many positions
+        that there was, and several raise ShapeError.
+        """
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() < 0:
+            return self.sizes.get(source)
+        fitting = [grid for grid in self._grids.get(source, ()) if prod(grid) == positions]
+        if len(fitting) > 1:
+            grids = " and ".join(_words(grid) for grid in fitting)
+            raise ShapeError(
+                f"images of {grids} patches cannot be told apart where a checkpoint computes a layer again; train"
+                " without checkpoints, or on images of one size"
+            )
+        return fitting[0] if fitting else None
 
     def follow(self, network: nn.Module, layers: Iterable[str]) -> None:
         """Notes from now on the sizes of convolutions, and the calls of the modules around some layers."""
@@ -56,15 +93,23 @@ class CallStack:
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
+        if not name:
+            self.running.clear()  # of a call that was interrupted
         self.running.append(CallContext(name, module, args, named))
 
     def _leave(self, *_: Any) -> None:
-        self.running.pop()
+        if self.running:
+            self.running.pop()
 
     def _note(
         self, name: str, _module: nn.Module, _arguments: tuple[Any, ...], out: Tensor
     ) -> None:
-        self.sizes[name] = tuple(map(int, out.shape[2:]))
+        sizes = tuple(map(int, out.shape[2:]))
+        self.sizes[name] = sizes
+        if not torch.compiler.is_compiling():
+            grids = self._grids.setdefault(name, [])
+            if sizes not in grids:
+                grids.append(sizes)
 
 
 @final

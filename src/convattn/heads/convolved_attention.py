@@ -275,11 +275,9 @@ class ConvolvedAttention(nn.Module):
         """Returns the sizes of the grid, or raises ShapeError if it is another and must not, or does not fit."""
         if self.any_length:
             return (tokens - self.prefix,)
-        sizes = self.grid
-        if self.source in self.calls.sizes:
-            sizes = self.calls.sizes[self.source]
-            if self.prefix and self.at_prefix is None:
-                require_sizes(self.grid, sizes)
+        sizes = self.calls.grid(self.source, tokens - self.prefix) or self.grid
+        if self.prefix and self.at_prefix is None:
+            require_sizes(self.grid, sizes)
         expected = self.prefix + prod(sizes)
         if tokens != expected:
             grid = " x ".join(map(str, sizes))

@@ -181,6 +181,11 @@ class FixedAttention(nn.Module):
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
             layout = known.layout(replace(call, shape=product.shape))
+        *lead, _, _ = product.shape
+        if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
+            raise UnsupportedModelError(
+                f"{self.name} must have the {self.heads} heads of the report, but has {lead[-1]} now"
+            )
         groups = 1 if layout is None else layout.groups
         if known.heads_first:
             order = "(images heads groups) rows cols"
@@ -211,8 +216,9 @@ class FixedAttention(nn.Module):
             maps = part.maps(layout)
             seen = maps * allowed[:, :, None]
             total = seen.sum(-1, keepdim=True)
-            share = maps.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
-            weights = (seen * share).to(values.dtype)
+            # In this order: what is left may be so little that its inverse overflows.
+            weights = seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
+            weights = weights.to(values.dtype)
             y = (weights @ values.index_select(2, heads)).to(out.dtype)
             if part.attends and layout is not None:
                 attend = (layout.queries < 0)[:, None, :, None].to(out.device)

@@ -117,6 +117,7 @@ class Operations(TorchFunctionMode):
         if sources and func in _ADDING and sources[0] is not args[0]:
             with self:
                 return _add_product(*args, **named)
+        nonzero = sources[0] != 0 if sources and len(call.tensors) > 1 else None
         out = func(*args, **named)
         if func is functional.scaled_dot_product_attention:
             changed = self._report(fused_product(out, *args, **named))
@@ -128,11 +129,14 @@ class Operations(TorchFunctionMode):
             self._traces[out] = _Trace(axis, allowed)
         elif sources:
             source = min(sources, key=lambda part: self._traces[part].axis is None)
-            return self._follow(call, out, source)
+            return self._follow(call, out, source, nonzero)
         return out
 
-    def _follow(self, call: _Call, out: Any, source: Tensor) -> Any:
-        """Notes what is made of weights, or reports it; returns it, or what stands in its place."""
+    def _follow(self, call: _Call, out: Any, source: Tensor, nonzero: Tensor | None) -> Any:
+        """Notes what is made of weights, or reports it; returns it, or what stands in its place.
+
+        Weights that an operation with another tensor makes zero are masked; `nonzero` were not before.
+        """
         func, args, named = call
         tensors = call.tensors
         axis = call.axis(source)
@@ -146,6 +150,8 @@ class Operations(TorchFunctionMode):
             return self._contract(contraction, out)
         results = [part for part in _tensors(out) if part.is_floating_point()]
         masks = [trace.allowed if part.shape == source.shape else None for part in results]
+        if masks and masks[0] is not None and nonzero is not None and nonzero.shape == source.shape:
+            masks[0] = masks[0] & ~(nonzero & (results[0] == 0))
         moves = all(_is_rearranged(part, source) for part in results)
         if results and moves and trace.allowed is not None and len(tensors) == 1:
             with suppress(RuntimeError):  # of `view`, where the mask lies otherwise in memory

@@ -80,8 +80,10 @@ def read_arms(report: HeadReport, heads: Any, by: Any) -> dict[Head, Arm]:
         arm = by[head] if isinstance(by, Mapping) else by
         if isinstance(arm, str) and arm not in ARMS:
             raise UnknownNameError("replacement", arm, ARMS)
-        if not isinstance(arm, str) and arm not in known:
-            raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+        if not isinstance(arm, str):
+            if arm not in known:
+                raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+            arm = known[known.index(arm)]  # its number may be a float
         arms[head] = arm
     return arms
 

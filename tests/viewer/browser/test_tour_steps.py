@@ -45,6 +45,10 @@ def test_a_pixel_asks_all_others_and_its_output_is_the_sum_of_parts(step):
     pixels.press("ArrowRight")
     expect(page.get_by_label("Sum", exact=True)).to_be_checked()  # its end, for who wants no motion
     expect(output).not_to_have_text(before)
+    letter = page.locator(".learn-pixel-bars text").first
+    expect(letter).to_be_hidden()
+    page.get_by_label("Weights", exact=True).check(force=True)
+    expect(letter).to_be_visible()
     parts = page.get_by_role("row", name="× weight").locator("td")
     expect(parts.last).to_have_text(output.text_content())
     weights = page.get_by_role("row", name="÷ sum").locator("td")

@@ -177,7 +177,7 @@ export function attentionStep(tour) {
     opened.forEach((at, n) => {
       const [row, col] = offsetIn(at, SMALL_SIDE);
       setProps(letters[n], { x: col, y: row });
-      setProps(names[n], { x: 10 * at + 5 });
+      setProps(names[n], { x: 10 * at + 5, visibility: stage > 2 ? "hidden" : null }); // parts leave their places
     });
     barsAt(attention, stage).forEach(([x, y, width, height], at) =>
       setProps(bars[at], { x, y, width, height, class: opened.includes(at) ? "learn-on" : null }),
