@@ -41,8 +41,8 @@ def test_every_head_is_a_map_and_its_numbers_are_the_librarys_wherever_one_looks
     opened, address, shown
 ):
     page = opened(f"{address}#view=explore")
-    expect(page.get_by_role("heading", name="All heads 6 layers")).to_be_visible()
-    for layer, head in ((0, 0), (2, 4), (5, 8)):
+    expect(page.get_by_role("heading", name="All heads 7 layers")).to_be_visible()
+    for layer, head in ((1, 0), (3, 4), (6, 8)):
         choose(page, layer, head)
         expect_map(page, *own_weights(shown, layer, head, query_of(page)))
     picture = page.get_by_test_id("picture")
@@ -146,15 +146,15 @@ def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown
 
 
 def test_the_view_is_taken_along(opened, address, shown):
-    page = opened(f"{address}#layer=0&head=0", permissions=["clipboard-read", "clipboard-write"])
+    page = opened(f"{address}#layer=1&head=0", permissions=["clipboard-read", "clipboard-write"])
     drawn = Image.open(io.BytesIO(download(page, "Save map as PNG")))
     assert (drawn.width, drawn.height) == (620, 620)
     assert len(drawn.getcolors(2**16)) > 2
     printed = ET.fromstring(download(page, "Save map as SVG"))
     kinds = Counter(element.tag.rpartition("}")[2] for element in printed)
-    keys = math.prod(shown.scene.header["networks"][0]["layers"][0]["keys"]["grid"])
+    keys = math.prod(shown.scene.header["networks"][0]["layers"][1]["keys"]["grid"])
     assert kinds == {"rect": keys + 64, "circle": 2, "text": 4}
-    assert printed[-2].text.endswith(", layer 1, head 1")
+    assert printed[-2].text.endswith(", layer 2, head 1")
     assert printed[-1].text == "attention of each key; ring: query"
     choose(page, 3, 2)
     page.get_by_test_id("picture").click(position={"x": 30, "y": 30})

@@ -42,7 +42,7 @@ def test_a_page_has_no_serious_fault(opened, written, dark, width):
 def test_a_press_on_a_head_opens_it_on_the_interactive_page(opened, report):
     page = opened(report)
     page.get_by_role("link", name="Where head 4 of stages.1.second looks").click()
-    expect(page.get_by_role("heading", name="Layer 4, head 4")).to_be_visible()
+    expect(page.get_by_role("heading", name="Layer 5, head 4")).to_be_visible()
     page.get_by_role("button", name="All controls").click()
     expect(page.get_by_role("table", name="Numbers of this head")).to_contain_text("position score")
 
@@ -71,10 +71,10 @@ def test_the_report_answers_first_and_folds_the_rest(opened, report):
     page = opened(report, width=390, height=844)
     answer = page.locator(".answer")
     expect(answer).to_have_text(
-        "54 of 54 heads are convolutions: the architecture does it, on 2 images (the test set of CIFAR-10)."
+        "58 of 58 heads are convolutions: the architecture does it, on 2 images (the test set of CIFAR-10)."
     )
     assert answer.bounding_box()["y"] < 200
-    expect(page.locator(".heads td")).to_have_count(54)
+    expect(page.locator(".heads td")).to_have_count(58)
     expect(page.get_by_text("What this does not say")).to_be_visible()
     expect(page.locator("details > :not(summary)").first).to_be_hidden()
 
@@ -82,4 +82,4 @@ def test_the_report_answers_first_and_folds_the_rest(opened, report):
 def test_a_conversion_shows_its_verdict_first_and_every_layer(opened, conversion):
     page = opened(conversion, width=390, height=844)
     expect(page.locator("h1")).to_have_text("cifar10-small as convolutions: different")
-    expect(page.locator("tbody tr")).to_have_count(2 + 6)
+    expect(page.locator("tbody tr")).to_have_count(2 + 7)
