@@ -390,7 +390,7 @@ def draw_curves(path: Path) -> None:
         panels = figure.subplots(down, across, squeeze=False).flat
         colours = {arm: COLOURS[number] for number, arm in enumerate(dict.fromkeys(_LINES))}
         colours[REVERSED] = colours[TURNED[1]]
-        for panel, record in zip(panels, records.values(), strict=False):
+        for record, panel in zip(records.values(), panels, strict=False):
             for arm, (label, style) in _LINES.items():
                 points = curve_of(record, arm)
                 if points:
