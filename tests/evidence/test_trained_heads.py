@@ -99,9 +99,8 @@ def test_weights_in_8_bits_are_read_by_place():
         "w_scale": torch.tensor([0.5, 1, 2]),
         "w_zero_point": torch.tensor([128, 128, 0], dtype=torch.uint8),
     }
-    tensors = [onnx.numpy_helper.from_array(value.numpy(), name) for name, value in numbers.items()]
     node = onnx.helper.make_node(
         "MatMulInteger", ["x", "w_quantized"], ["y"], name="/a/b/MatMul_quant"
     )
-    graph = onnx.helper.make_graph([node], "g", [], [], tensors)
-    assert _read_8_bits(graph)["a.b.weight"].tolist() == [[1, 0], [-8, 12], [256, 0]]
+    graph = onnx.helper.make_graph([node], "g", [], [])
+    assert _read_8_bits(graph, numbers)["a.b.weight"].tolist() == [[1, 0], [-8, 12], [256, 0]]
