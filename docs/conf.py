@@ -73,12 +73,18 @@ def write_live_page(app: Sphinx, error: Exception | None) -> None:
 
 
 def copy_gallery(app: Sphinx, error: Exception | None) -> None:
-    """Copies the pages of the gallery, a folder for each network, beside its index."""
+    """Copies the gallery, a folder for each network, beside its index, and makes pages of its scenes."""
     if error is None and app.builder.format == "html":
-        for page in Path(app.srcdir, "gallery").glob("*/*"):
-            copy = Path(app.outdir) / page.relative_to(app.srcdir)
+        from convattn.viewer.page import write_page
+        from convattn.viewer.scene import Scene
+
+        for file in Path(app.srcdir, "gallery").glob("*/*"):
+            copy = Path(app.outdir) / file.relative_to(app.srcdir)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(page, copy)
+            if file.suffix == ".safetensors":
+                write_page(Scene.from_bytes(file.read_bytes()), copy.with_suffix(".html"))
+            else:
+                shutil.copyfile(file, copy)
 
 
 def setup(app: Sphinx) -> None:

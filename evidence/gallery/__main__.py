@@ -2,8 +2,9 @@
 
     python -m evidence.gallery --work WORK [--both FOLDER]
 
-WORK is that of evidence.trained_heads, with the reports that it measured. Pages go into docs/gallery, with flower.jpg
-of scikit-learn and as many layers of the cross as fit; with --both into FOLDER, with china.jpg, too, and no record.
+WORK is that of evidence.trained_heads, with the reports that it measured. Reports go into docs/gallery, and scenes with
+flower.jpg of scikit-learn and as many layers of the cross as fit, of which the site makes pages. With --both all goes
+into FOLDER, with the pages and with china.jpg, too, and without a record.
 """
 
 import base64
@@ -24,7 +25,7 @@ from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
 from convattn.lab.figures import figure_files
 from convattn.lab.html_pages import write_report
-from convattn.viewer import Exhibit, SceneSizeError, build_scene
+from convattn.viewer import Exhibit, SceneSizeError, build_scene, write_page
 from convattn.viewer.exhibition import Exhibition
 from evidence.head_rows import kept_report
 from evidence.photographs import prepared
@@ -112,12 +113,12 @@ def write_pages(
             about.append(f"Maps of layer {layers} lead to the interactive page.")
             about += [ROUNDED, credit(shown.names)]
         notice = f'<p class="small">{escape(" ".join(about))}</p>\n'
-        pages = {"index.html": page.replace("<h2>", f"{notice}<h2>", 1)}
+        pages: dict[str, str | bytes] = {"index.html": page.replace("<h2>", f"{notice}<h2>", 1)}
         if shown is not None:
-            pages["view.html"] = (written / "view.html").read_text(encoding="utf-8")
-    for file, text in pages.items():
-        write_atomically(folder / file, text)
-    return {file: len(text.encode()) for file, text in pages.items()}
+            pages["view.safetensors"] = shown.scene(report).to_bytes()
+    for file, content in pages.items():
+        write_atomically(folder / file, content)
+    return {file: (folder / file).stat().st_size for file in pages}
 
 
 def _in_few_colours(file: Path, colours: int) -> bytes:
@@ -171,6 +172,8 @@ def main() -> None:
         pages[name] = {"bytes": write_pages(record, report, folder, shown), "layers": []}
         if shown is not None:
             draw(record, shown, folder / "cross.png")
+            if given.both is not None:
+                write_page(shown.scene(report), folder / "view.html")
             pages[name]["layers"] = numbers_of(report, shown)
         print(name, pages[name], flush=True)
     if given.both is None:

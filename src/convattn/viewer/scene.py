@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from convattn.errors import ArgumentError
@@ -33,6 +33,13 @@ class Scene:
         """Returns the file's content."""
         header = json.dumps(self.header, allow_nan=False)
         return save(self.tensors, {"convattn.scene": header})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Scene":
+        """Reads the content of a file that `to_bytes` made."""
+        end = 8 + int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8:end])["__metadata__"]
+        return cls(json.loads(metadata["convattn.scene"]), load(content))
 
 
 class SceneSizeError(ArgumentError):
