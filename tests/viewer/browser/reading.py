@@ -62,7 +62,7 @@ def own_weights(shown, layer, head, query):
     module = shown.exhibits[0].network.get_submodule(described["name"])
     with torch.no_grad():
         hi, lows = references(
-            lambda layer: layer.attention(tuple(described["grid"]))[head, row, col], module
+            lambda layer: layer.attention(tuple(described["keys"]["grid"]))[head, row, col], module
         )
     return hi, budget(hi, lows)
 

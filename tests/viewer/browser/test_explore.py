@@ -42,7 +42,7 @@ def test_every_head_is_a_map_and_its_numbers_are_the_librarys_wherever_one_looks
 ):
     page = opened(f"{address}#view=explore")
     expect(page.get_by_role("heading", name="All heads 7 layers")).to_be_visible()
-    for layer, head in ((1, 0), (3, 4), (6, 8)):
+    for layer, head in ((0, 0), (3, 4), (6, 8)):
         choose(page, layer, head)
         expect_map(page, *own_weights(shown, layer, head, query_of(page)))
     picture = page.get_by_test_id("picture")
