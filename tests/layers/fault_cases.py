@@ -297,10 +297,10 @@ GRADIENTS = [
     ),
     Fault(
         "dense",
-        "W_h in half precision",
+        "gradients of means in half precision",
         DENSE,
-        "functional.tiles:of_groups",
-        of_result(halved),
+        "functional.tiles:_Means.backward",
+        of_argument(2, each(halved)),
         "x",
     ),
     Fault(
