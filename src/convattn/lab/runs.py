@@ -10,7 +10,7 @@ from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.lab.own_images import FOLDER_SIZE
-from convattn.lab.recipe import effective_values
+from convattn.lab.recipe import flatten
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.provenance import RunRecord
@@ -29,11 +29,6 @@ class Run:
 
     folder: Path
     record: RunRecord
-
-    @property
-    def scale(self) -> str:
-        """Scale of the recipe: "paper" where the record names none."""
-        return str(self.record.recipe.get("scale", "paper"))
 
     @property
     def image_size(self) -> int | None:
@@ -65,11 +60,8 @@ class Run:
     @property
     def settings(self) -> str:
         """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
-        recipe = {
-            key: value
-            for key, value in effective_values(self.record.recipe).items()
-            if key not in _OF_ONE_RUN
-        }
+        values = flatten(self.record.recipe)
+        recipe = {key: value for key, value in values.items() if key not in _OF_ONE_RUN}
         return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
 
 
@@ -123,7 +115,7 @@ def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
     """
     by_settings: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
-        if run.record.name == recipe and run.scale == scale:
+        if (run.record.name, run.record.recipe["scale"]) == (recipe, scale):
             by_settings.setdefault(run.settings, {}).setdefault(run.record.seed, []).append(run)
     groups = [
         RunGroup(
