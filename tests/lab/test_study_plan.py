@@ -67,8 +67,11 @@ def test_command_repeats_the_recipe(tmp_path):
         "-o",
         str(run.folder),
     ]
-    assert train_command(run, False) == [sys.executable, *expected]
-    assert train_command(run, True) == [sys.executable, *expected, "--resume"]
+    assert train_command(run) == [sys.executable, *expected]
+    run.folder.mkdir()
+    assert train_command(run) == [sys.executable, *expected]
+    (run.folder / "recipe.toml").touch()
+    assert train_command(run) == [sys.executable, *expected, "--resume"]
 
 
 @pytest.mark.parametrize(

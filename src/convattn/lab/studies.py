@@ -17,7 +17,7 @@ from convattn.lab.run_process import is_finished
 from convattn.lab.runs import read_curve
 from convattn.lab.study_plan import (
     PlannedRun,
-    find_state,
+    find_finished,
     last_line,
     option_words,
     plan_runs,
@@ -126,13 +126,13 @@ def _unfinished(runs: Sequence[PlannedRun], tell: Callable[[str], None]) -> list
     """Checks every folder, and returns the runs that are not finished."""
     finished, unfinished, lines = {}, [], []
     for run in runs:
-        state = find_state(run)
-        if state == "finished":
-            finished[run.name] = read_run(run)[0]
+        record = find_finished(run)
+        if record is not None:
+            finished[run.name] = record
             lines.append(f"{run.name}: kept, finished before")
-        else:
-            unfinished.append(run)
-        if state == "under way":
+            continue
+        unfinished.append(run)
+        if run.begun:
             lines.append(f"{run.name}: to be continued from its last checkpoint")
     require_same_data(finished)
     for line in lines:
