@@ -252,8 +252,8 @@ class RunFolder:
                 for name in ("model.safetensors", "config.json"):
                     os.replace(folder / name, self.path / name)
             write_atomically(self.path / "README.md", model_card(record))
-            if trainer.preparation is not None:
-                trainer.preparation.save(self.path / PREPARATION)
+            if trainer.data.preparation is not None:
+                trainer.data.preparation.save(self.path / PREPARATION)
             record.save(self.path / "record.json")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
