@@ -131,10 +131,6 @@ def test_nothing_to_draw_is_refused(tmp_path):
         head_layers([tmp_path / "figure.png"], [], title="")
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_paths([tmp_path / "figure.png"], [], [], title="")
-    with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
-        accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
-    with pytest.raises(ArgumentError, match="maps must hold at least one query"):
-        attention_grid([tmp_path / "figure.png"], [], title="")
 
 
 def test_moments_are_named_by_epochs_or_steps(tmp_path):

@@ -79,15 +79,6 @@ def figure_files(
         write_atomically(path, buffer.getvalue())
 
 
-def add_ellipse(
-    panel: Any, centre: tuple[float, float], axes: tuple[float, float], **style: Any
-) -> None:
-    """Adds an ellipse at a horizontal and vertical place, with the lengths of its axes and a style of matplotlib."""
-    from matplotlib.patches import Ellipse
-
-    panel.add_patch(Ellipse(centre, *axes, **style))
-
-
 _FLATTEST = 1e-4
 """Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
 
@@ -202,6 +193,8 @@ def _set_axes(axes: Any, reach: float) -> None:
 
 def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
     """Draws the heads of one layer around the query, which is at (0, 0)."""
+    from matplotlib.patches import Ellipse
+
     for head, (centre, precision) in enumerate(
         zip(snapshot.centres, snapshot.precisions, strict=True)
     ):
@@ -214,7 +207,7 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
         ):
             first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
             outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
-            add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
+            panel.add_patch(Ellipse(centre[::-1], first, second, angle=angle, **outline))
     for (row, col), heads in _labels(snapshot.centres):
         box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
         panel.text(

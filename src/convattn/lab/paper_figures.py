@@ -12,7 +12,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
+from convattn.errors import CheckpointError, DataError, optional_module
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -106,8 +106,6 @@ def accuracy_curves(
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 2.
     """
     shown = {name: models for name, models in panels.items() if models}
-    if not shown:
-        raise ArgumentError("panels must hold at least one curve, but are empty")
     rows = max(len(models) for models in shown.values())
     with figure_files(paths, (max(4.6 * len(shown), 6.0), 3.9 + 0.2 * rows)) as figure:
         figure.suptitle(title)
@@ -365,8 +363,6 @@ def attention_grid(
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 5 to 10.
     """
-    if not maps:
-        raise ArgumentError("maps must hold at least one query, but are empty")
     columns = max(len(layer) for item in maps for layer in item.layers)
     heights = [0.35 + (_PANEL + 0.16) * len(item.layers) for item in maps]
     width = _PANEL * max(columns, _LEAST_COLUMNS) + 1.6 + (1.7 if image is not None else 0)
