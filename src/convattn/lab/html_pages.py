@@ -13,11 +13,7 @@ from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
 from convattn.heads.verdict import MEANINGS, count_words
 from convattn.lab.layer_costs import layer_costs
-from convattn.lab.report_figures import (
-    distance_by_depth,
-    head_grid,
-    head_pictures,
-)
+from convattn.lab.report_figures import distance_by_depth, head_grid, head_pictures
 from convattn.viewer import write_page
 from convattn.viewer.exhibition import Exhibition
 

@@ -51,19 +51,14 @@ class Material:
         )
         return f"{figure_name(name)}: {what}{run.pruned}\n{source}"
 
-    def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:
-        """Loads the network of a recipe's first run, with the rows and columns of its images.
-
-        A network without attention on images of a known size raises CheckpointError.
-        """
-        run = self.run_of(recipe)
-        network, size = load_network(run.folder), run.image_size
-        if not isinstance(network, AttentionNet) or size is None:
-            kind = f"a {type(network).__name__} on {run.record.data.name}"
-            raise CheckpointError(
-                f"{run.folder} must hold an AttentionNet on images of a known size, but holds {kind}"
-            )
-        return network, size
+    def attention_net(self, recipe: str) -> AttentionNet:
+        """Loads the network of a recipe's first run; one without attention raises CheckpointError."""
+        folder = self.run_of(recipe).folder
+        network = load_network(folder)
+        if not isinstance(network, AttentionNet):
+            kind = type(network).__name__
+            raise CheckpointError(f"{folder} must hold an AttentionNet, but holds a {kind}")
+        return network
 
     def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
         """Loads the data set of a recipe's first run; a note says if its files are not those that the run has seen."""
@@ -233,9 +228,9 @@ def _write_heads(
 ) -> None:
     """Writes the rows of a run's heads that have a value in a column."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    rows = pa.parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
-    shown = [row for row in rows if row[column] == value]
-    write_parquet(folder / f"{name}.parquet", shown, HEAD_COLUMNS)
+    heads = material.run_of(recipe).folder / HEADS
+    shown = pa.parquet.read_table(heads, filters=[(column, "==", value)])
+    write_parquet(folder / f"{name}.parquet", shown.to_pylist(), HEAD_COLUMNS)
 
 
 _INDICES = ("layer", "head", "query_row", "query_col", "key_row", "key_col")
@@ -308,7 +303,8 @@ def make_attention(
     `image` the number of one of the chosen images, from 0. Returns which images were taken, and whether they are those
     of the run.
     """
-    network, image_size = material.attention_net(recipe)
+    network = material.attention_net(recipe)
+    image_size = network.arguments["image_size"]
     size = image_size // network.patch
     queries = [(int(row * size), int(col * size)) for row, col in places]
     notes, picture = [], None
@@ -410,12 +406,10 @@ def _draw_image(
     panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps
 ) -> None:
     """Draws the image, and a frame around the patch that is the query pixel."""
-    from_rows, from_cols = (
-        size / count for size, count in zip(image.shape[:2], item.layers[0].shape[1:], strict=True)
-    )
+    scale = np.array(image.shape[:2]) / item.layers[0].shape[1:]
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
+    rows, cols = ((corners + item.query) * scale - 0.5).T
     panel.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
-    rows = (item.query[0] + np.array([0, 1, 1, 0, 0])) * from_rows - 0.5
-    cols = (item.query[1] + np.array([0, 0, 1, 1, 0])) * from_cols - 0.5
     panel.plot(cols, rows, color="#D55E00", linewidth=1.5)
     panel.set(xticks=[], yticks=[])
     panel.set_xlabel("image; framed: the query", fontsize=8)
