@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
-from convattn.cli.network_options import (
-    DEFAULTS,
-    NetworkOptions,
-    packages_of,
-    require_network,
-)
+from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
 from convattn.cli.output import Count, OutputOrDefault, first_free, print_record, say
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be, require_packages
