@@ -40,7 +40,7 @@ def test_mean_and_std_are_numbers_of_each_channel():
     assert options.load("convattn:ConvNet").colours == ((0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
     wrong = {
         ("0.5", None): "--mean and --std must be one number .* but are 0.5 and None",
-        ("a", "1"): "--mean and --std must be one number .* but are a and 1",
+        ("a", "1"): r"--mean\[0\] must be a number, but is 'a'",
         ("0.5", "1,1,1"): "--mean and --std must be one number .* but are 0.5 and 1,1,1",
         ("0.5", "0"): "--mean and --std must be one number .* but are 0.5 and 0",
     }

@@ -9,13 +9,17 @@ from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOp
 from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
 from convattn.cli.output import Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, CheckpointError, must_be, require_packages
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    UnsupportedModelError,
+    must_be,
+    require_packages,
+)
 from convattn.files import require_new_folder
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from convattn.convert.certificate import Certificate, NetworkCertificate
 
 EXIT_CODES = {"exact": 0, "close": 0, "failed": 1, "different": 3}
 """Exit code of the command by verdict."""
@@ -77,14 +81,14 @@ def convert(  # noqa: PLR0913 - the options of the command
     Raises:
         ArgumentError: Two options exclude each other, or one has a wrong value.
     """
+    options: dict[str, Any]
     to_attention = {"--sharpness": sharpness, "--content": content}
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders}
-    if to == "attention":
-        _require_absent(to_conv, "cannot be given with --to attention")
-        options: dict[str, Any] = {"sharpness": sharpness}
-    else:
-        _require_absent(to_attention, "cannot be given with --to conv")
+    others, options = to_conv, {"sharpness": sharpness}
+    if to == "conv":
+        others = to_attention
         options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
+    _require_absent(others, f"cannot be given with --to {to}")
     if source.startswith("hf:"):
         raise ArgumentError(
             f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again"
@@ -115,28 +119,22 @@ def convert(  # noqa: PLR0913 - the options of the command
             options["tolerance"] = None if on.random else tolerance or CLOSE
         converted, certificate = _convert(loaded.network, to, options, on)
     outcome = "wrote nothing"
-    if allow_difference or _is_close(certificate, tolerance):
-        if certificate.verdict != "failed":
-            origin = {"source": loaded.source, "options": loaded.options}
-            save_network(converted, output, certificate=certificate, **origin)
-            if on is not None:
-                both = (loaded.network, converted)
-                write_conversion(certificate, output, source=source, networks=both, x=on.prepared)
-            outcome = f"wrote {output}"
-    elif certificate.verdict == "different":
+    difference, is_different = certificate.difference, certificate.verdict == "different"
+    is_small = difference is not None and tolerance is not None and difference <= tolerance
+    if certificate.passed or (is_different and (allow_difference or is_small)):
+        origin = {"source": loaded.source, "options": loaded.options}
+        save_network(converted, output, certificate=certificate, **origin)
+        if on is not None:
+            both = (loaded.network, converted)
+            write_conversion(certificate, output, source=source, networks=both, x=on.prepared)
+        outcome = f"wrote {output}"
+    elif is_different:
         outcome += (
             ", because the result is different: make the difference smaller as said above, or ask for it by"
             " --tolerance SHARE or --allow-difference"
         )
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return EXIT_CODES[certificate.verdict]
-
-
-def _is_close(certificate: "Certificate | NetworkCertificate", tolerance: float | None) -> bool:
-    """Tells whether a result is exact, close, or different by no more than a share of its channel's largest output."""
-    if certificate.passed or tolerance is None or certificate.difference is None:
-        return certificate.passed
-    return certificate.difference <= tolerance
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:
@@ -163,15 +161,22 @@ def _convert(
 ) -> "tuple[nn.Module, Any]":
     """Converts a single layer, or a network, which needs images; returns the result and its certificate."""
     from convattn.convert import (
+        SUPPORTED_CONVOLUTIONS,
         attention_to_conv,
         conv_to_attention,
         network_to_attention,
         network_to_conv,
     )
 
+    if on is None and to == "conv":
+        return attention_to_conv(module, **options)
     if on is None:
-        convert_layer = conv_to_attention if to == "attention" else attention_to_conv
-        return convert_layer(module, **options)
+        if type(module) not in SUPPORTED_CONVOLUTIONS:
+            kind = type(module).__name__
+            raise UnsupportedModelError(
+                f"cannot convert {kind}, which is not a convolution of torch"
+            )
+        return conv_to_attention(module, **options)  # type: ignore[arg-type]
     convert_network = network_to_attention if to == "attention" else network_to_conv
     converted, certificate = convert_network(module, images=on.prepared, **options)
     return converted, replace(certificate, images=on.words)

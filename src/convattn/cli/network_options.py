@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from convattn.cli.output import Imports, Settings, key_values
 from convattn.errors import ArgumentError, DeviceError, UnknownNameError, without_trace
+from convattn.fields import Text, read
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +82,8 @@ class NetworkOptions:
         """Reads the mean and the standard deviation of each channel."""
         if self.mean is None and self.std is None:
             return None
-        mean, std = _numbers(self.mean), _numbers(self.std)
+        mean = read(tuple[float, ...], Text(self.mean or ""), "--mean")
+        std = read(tuple[float, ...], Text(self.std or ""), "--std")
         if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
             raise ArgumentError(
                 "--mean and --std must be one number (grey) or three (colours) each, such as 0.5,0.5,0.5, above 0 for"
@@ -103,12 +105,12 @@ class NetworkOptions:
         The options of weights are for those that are built; if none is, they are refused.
         """
         saved = [source for source in sources if _is_saved(source)]
-        if len(saved) == len(sources):
-            return self.load
-        bare = NetworkOptions(no_verify=self.no_verify, device=self.device)
+        of_saved = self
+        if len(saved) < len(sources):
+            of_saved = NetworkOptions(no_verify=self.no_verify, device=self.device)
 
         def load(source: str) -> "LoadedNetwork":
-            options = bare if source in saved else self
+            options = of_saved if source in saved else self
             return options.load(source)
 
         return load
@@ -148,14 +150,6 @@ class NetworkOptions:
         if self.weights is not None:
             load_weights(network, self.weights)
         return LoadedNetwork(network, source, options, None, self.random_weights)
-
-
-def _numbers(text: str | None) -> tuple[float, ...]:
-    """Reads numbers separated by commas; of anything else there is none."""
-    try:
-        return tuple(map(float, (text or "").split(",")))
-    except ValueError:
-        return ()
 
 
 def require_network(source: str) -> None:

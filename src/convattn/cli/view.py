@@ -111,8 +111,6 @@ def _require_new_file(path: Path) -> None:
     """Raises ArgumentError if a file that is to be written exists, or its folder does not."""
     if path.exists():
         raise ArgumentError(must_be("--output", "a file that does not exist", str(path)))
-    if not path.parent.is_dir():
-        raise ArgumentError(must_be("--output", "in a folder that exists", str(path)))
     try:
         require_writable(path.parent)
     except OSError as error:
