@@ -15,8 +15,12 @@ from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.wording import counted
 
-FORMATS = ("png", "svg", "pdf")
-"""What a figure can be written as, by the ending of its file."""
+FORMATS: dict[str, Any] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""What a figure can be written as, by the ending of its file, and what is left out, so that bytes do not change."""
 
 COLOURS = (
     "#0072B2",
@@ -53,30 +57,26 @@ def figure_files(
     `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
     MissingDependencyError says that matplotlib is not installed.
     """
-    forms = [Path(path).suffix.removeprefix(".").lower() for path in paths]
-    for path, form in zip(paths, forms, strict=True):
+    forms = {path: Path(path).suffix.removeprefix(".").lower() for path in paths}
+    for path, form in forms.items():
         if form not in FORMATS:
-            raise ArgumentError(
-                must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path))
-            )
+            expected = f"a file that ends in {', '.join(FORMATS)}"
+            raise ArgumentError(must_be("path", expected, str(path)))
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError("matplotlib", "analyze") from None
-    buffers = [io.BytesIO() for _ in paths]
+    contents = {}
     with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        for form, buffer in zip(forms, buffers, strict=True):
-            undated = {
-                "png": {"Software": None},
-                "svg": {"Date": None},
-                "pdf": {"CreationDate": None},
-            }[form]
-            figure.savefig(buffer, format=form, dpi=150, metadata=undated)
-    for path, buffer in zip(paths, buffers, strict=True):
-        write_atomically(path, buffer.getvalue())
+        for path, form in forms.items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=form, dpi=150, metadata=FORMATS[form])
+            contents[path] = buffer.getvalue()
+    for path, content in contents.items():
+        write_atomically(path, content)
 
 
 _FLATTEST = 1e-4
@@ -229,9 +229,7 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
         colour = COLOURS[head % len(COLOURS)]
         rows, cols = centres[:, head, 0], centres[:, head, 1]
         panel.plot(cols, rows, color=colour, linewidth=1.5)
-        panel.plot(
-            cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white"
-        )
+        panel.plot(cols[0], rows[0], "o", color=colour, markersize=6, markerfacecolor="white")
     for (row, col), heads in _labels(centres[-1]):
         place = {"xytext": (4, 4), "fontsize": 9, "weight": "bold"}
         panel.annotate(heads, (col, row), textcoords="offset points", **place)

@@ -20,9 +20,8 @@ class LayerCost(NamedTuple):
     """Cost of all calls of a layer in one run of its network."""
 
     seconds: float  # Median over a few runs, of forward
-    flops: (
-        int | None
-    )  # Two per multiplication and addition; None for what is no convolution and no attention
+    # Two per multiplication and addition; 0 for what is no convolution and no attention
+    flops: int
 
 
 def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str, LayerCost]:

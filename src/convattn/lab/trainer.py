@@ -112,6 +112,9 @@ class Batches:
 _MOMENTS = 200
 """Approximate number of times that the heads are recorded during a run, besides after each epoch."""
 
+_KEPT = ("step", "epoch", "history", "started", "_epoch_seconds")
+"""Attributes of a `Trainer` that a checkpoint keeps as they are."""
+
 _STEPS_BETWEEN_CHECKS = 50
 _TEST_BATCH = 500
 
@@ -291,15 +294,11 @@ class Trainer:
         """Returns counters, losses and what was recorded; accelerate saves weights, optimizer and random numbers."""
         losses = torch.stack(self._losses).cpu() if self._losses else torch.zeros(0)
         return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "epoch_seconds": self._epoch_seconds,
+            "own": {name: getattr(self, name) for name in _KEPT},
             "losses": losses,
             "batches": self._batches.states,
             "data": self.data.record.hashes,
-            "history": self.history,
             "heads": self.heads.rows,
-            "started": self.started,
             "resumed": self.resumed,
             "seconds": self.seconds,
         }
@@ -311,14 +310,10 @@ class Trainer:
             raise CheckpointError(
                 f"the run cannot go on with other data: it has seen {before}, but there is {here}"
             )
-        self.step = state["step"]
-        self.epoch = state["epoch"]
-        self._epoch_seconds = state["epoch_seconds"]
+        vars(self).update(state["own"])
         self._losses = list(state["losses"].to(self.accelerator.device))
         self._batches.states = state["batches"]
-        self.history = state["history"]
         self.heads.rows = state["heads"]
-        self.started = state["started"]
         self.resumed = state["resumed"] + 1
         self._seconds_before = state["seconds"]
         self._began = time.perf_counter()
