@@ -35,7 +35,7 @@ class Material:
 
     groups: Mapping[str, Sequence[RunGroup]]  # By recipe, the best group first; none is empty
     scale: str
-    folder: Path | None = None  # Folder with the files of CIFAR-10, in place of the run's own
+    folder: str | None = None  # Folder with the files of CIFAR-10, in place of the run's own
     _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data
 
     def run_of(self, recipe: str) -> Run:
@@ -65,8 +65,7 @@ class Material:
         run = self.run_of(recipe)
         key = str(run.record.recipe["data"])
         if key not in self._loaded:
-            folder = None if self.folder is None else str(self.folder)
-            self._loaded[key] = load_data_of(run.record, folder)
+            self._loaded[key] = load_data_of(run.record, self.folder)
         data, seen = self._loaded[key], run.record.data
         if data.record.hashes == seen.hashes:
             return data, []
@@ -233,8 +232,10 @@ def _write_heads(
     write_parquet(folder / f"{name}.parquet", shown.to_pylist(), HEAD_COLUMNS)
 
 
-_INDICES = ("layer", "head", "query_row", "query_col", "key_row", "key_col")
-_COLUMNS = {**dict.fromkeys(_INDICES, "int64"), "attention": "float64"}
+_COLUMNS = {
+    **dict.fromkeys(("layer", "head", "query_row", "query_col", "key_row", "key_col"), "int64"),
+    "attention": "float64",
+}
 """Columns of the numbers behind a figure of attention; everything is counted from 0."""
 
 _PANEL = 0.86
@@ -419,5 +420,5 @@ def _weights_of(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
     for item in maps:
         for layer, heads in enumerate(item.layers):
             for (head, row, col), weight in np.ndenumerate(heads):
-                indices = zip(_INDICES, (layer, head, *item.query, row, col), strict=True)
-                yield {**dict(indices), "attention": float(weight)}
+                values = (layer, head, *item.query, row, col, float(weight))
+                yield dict(zip(_COLUMNS, values, strict=True))

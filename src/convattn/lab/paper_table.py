@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from convattn.errors import ConvAttnError, optional_module
+from convattn.errors import ConvAttnError
+from convattn.lab.page_templates import fill_template
 from convattn.lab.runs import Run, RunGroup
 from convattn.models import FlopCount
 from convattn.models.classifier import ImageClassifier
@@ -127,15 +127,8 @@ def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:
 
     The published numbers, of the full networks on CIFAR-10, stand beside those of scale "paper" alone.
     """
-    jinja2 = optional_module("jinja2", "jinja2", "train")
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return pages.get_template("table1.txt").render(
+    return fill_template(
+        "table1.txt",
         rows=rows,
         trained=[row for row in rows if row["n"]],
         scale=scale,

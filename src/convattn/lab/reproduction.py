@@ -12,13 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convattn.errors import (
-    ArgumentError,
-    ConvAttnError,
-    MissingDependencyError,
-    UnknownNameError,
-    must_be,
-)
+from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.lab.cifar10 import holds_cifar10
 from convattn.lab.loop import train
@@ -56,13 +50,17 @@ class TargetResult:
 
     def summary(self) -> str:
         """Returns the result in one line of plain text, and one for each note."""
-        without = [f"missing {', '.join(self.missing)}"] * bool(self.missing) + [
-            *filter(None, [self.problem])
-        ]
-        partly = f"made without {len(self.missing)} of {len(TARGETS[self.target].recipes)} recipes"
-        verdict = "made" if self.complete else partly if self.files else "not made"
-        line = f"{self.target}: {verdict}" + "".join(f"; {item}" for item in without)
-        return "\n".join([line, *(f"  {note}" for note in self.notes)])
+        parts = [f"{self.target}: not made"]
+        if self.complete:
+            parts = [f"{self.target}: made"]
+        elif self.files:
+            recipes = len(TARGETS[self.target].recipes)
+            parts = [f"{self.target}: made without {len(self.missing)} of {recipes} recipes"]
+        if self.missing:
+            parts.append(f"missing {', '.join(self.missing)}")
+        if self.problem:
+            parts.append(self.problem)
+        return "\n  ".join(["; ".join(parts), *self.notes])
 
 
 @dataclass(frozen=True)
@@ -197,15 +195,16 @@ def reproduce(
         for name in names:
             if name not in known:
                 raise UnknownNameError(kind, name, known)
-    if data is not None and not Path(data).is_dir():
-        raise ArgumentError(must_be("data", "a folder that exists", str(data)))
+    if data is not None:
+        data_changes(data)  # raises unless it is a folder
     require_new_folder(output, "output")
     if tell is not None:
         Path(runs).mkdir(parents=True, exist_ok=True)
         _train_missing(targets, Path(runs), scale, data, tell, yes=yes)
     found = find_runs(runs)
     groups = group_runs(found.finished, scale)
-    material = Material(groups, scale, None if data is None else Path(data))
+    images = None if data is None else str(data)
+    material = Material(groups, scale, images)
     missing = _missing(targets, groups)
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
