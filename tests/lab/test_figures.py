@@ -43,7 +43,6 @@ def panels():
         "one": {
             "quadratic": [np.stack([epochs, epochs / 9], 1), np.stack([epochs, epochs / 8], 1)[:2]]
         },
-        "none": {},
     }
 
 

@@ -112,7 +112,9 @@ def test_folder_that_is_no_run_is_an_error(tmp_path):
     place = tmp_path / f"{RECIPE}-0"
     place.mkdir()
     (place / "thesis.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match=r"holds no run to resume: it has no recipe\.toml"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no run to resume: .*recipe\.toml: cannot read"
+    ):
         run(tmp_path)
     assert (place / "thesis.txt").read_text() == "years of work"
     (tmp_path / f"{RECIPE}-7").write_text("")

@@ -152,7 +152,8 @@ def _sheet(
         figure.suptitle(title)
         axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         yield list(axes.flat[:count])
-        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
+        farthest = max(float(np.abs(one.centres).max(initial=0.0)) for one in snapshots)
+        _set_axes(axes, farthest + 2.5)
         # the panels above empty ones get the labels of the bottom row
         for number in range(count, axes.size):
             axes.flat[number].set_visible(False)
@@ -170,11 +171,6 @@ def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
     if len(alike) == 1:
         return f"epoch {snapshot.epoch}"
     return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
-
-
-def _axis_limit(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
-    """Returns the range of the axes, in pixels, so that every centre is visible."""
-    return max(float(np.abs(item).max(initial=0.0)) for item in centres) + 2.5
 
 
 def _set_axes(axes: Any, reach: float) -> None:

@@ -99,12 +99,11 @@ def accuracy_curves(
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 2.
     """
-    shown = {name: models for name, models in panels.items() if models}
-    rows = max(len(models) for models in shown.values())
-    with figure_files(paths, (max(4.6 * len(shown), 6.0), 3.9 + 0.2 * rows)) as figure:
+    rows = max(len(models) for models in panels.values())
+    with figure_files(paths, (max(4.6 * len(panels), 6.0), 3.9 + 0.2 * rows)) as figure:
         figure.suptitle(title)
-        axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-        for panel, (name, models) in zip(axes, shown.items(), strict=True):
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for panel, (name, models) in zip(axes, panels.items(), strict=True):
             for number, (model, curves) in enumerate(models.items()):
                 style = {
                     "color": COLOURS[number % len(COLOURS)],
@@ -147,7 +146,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
 
     If none has, this raises CheckpointError.
     """
-    panels: dict[str, dict[str, list[Any]]] = {"the paper's table 1": {}, "further models": {}}
+    panels: dict[str, dict[str, list[Any]]] = {}
     rows, problems = [], []
     for published in TABLE1:
         recipe = published.recipe
@@ -165,8 +164,8 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
                 row = (recipe, run.record.seed, *point, str(run.folder))
                 rows.append(dict(zip(_CURVES, row, strict=True)))
         if curves:
-            panel = "further models" if published.accuracy is None else "the paper's table 1"
-            panels[panel][published.model] = curves
+            panel = "further models" if published.paper_accuracy is None else "the paper's table 1"
+            panels.setdefault(panel, {})[published.model] = curves
     if not rows:
         raise CheckpointError("; ".join(problems))
     what = f"test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"

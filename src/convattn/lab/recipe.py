@@ -344,7 +344,7 @@ def load_recipe(
         3
     """
     source, content = _read(name_or_path)
-    overrides = {} if overrides is None else overrides
+    overrides = overrides or {}
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
     if scale is not None and scale not in SCALES:

@@ -190,18 +190,15 @@ class RunFolder:
 
         If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
         """
-        record_file, recipe_file = self.path / "record.json", self.path / "recipe.toml"
-        record = None
+        record, record_file = None, self.path / "record.json"
         if record_file.is_file():
             record = RunRecord.load(record_file)
             recipe_there = record.recipe
-        elif recipe_file.is_file():
+        else:
             try:
-                recipe_there = load_recipe(recipe_file).to_dict()
+                recipe_there = load_recipe(self.path / "recipe.toml").to_dict()
             except RecipeError as error:
                 raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
-        else:
-            raise CheckpointError(f"{self.path} holds no run to resume: it has no recipe.toml")
         differing = differing_keys(recipe_there, recipe.to_dict())
         if differing:
             listed = "; ".join(differing)

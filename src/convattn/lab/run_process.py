@@ -28,11 +28,6 @@ def threads_given() -> int | None:
     return None
 
 
-def is_finished(folder: Path) -> bool:
-    """Returns whether the folder of a run holds its record, which is written last."""
-    return (folder / "record.json").is_file()
-
-
 def start_run(
     log: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:

@@ -14,7 +14,6 @@ from convattn.grid import whole_number
 from convattn.lab.page_templates import fill_template
 from convattn.lab.paper_figures import accuracy_curves, figure_paths
 from convattn.lab.run_cost import announce
-from convattn.lab.run_process import is_finished
 from convattn.lab.runs import read_curve
 from convattn.lab.study_plan import (
     PlannedRun,
@@ -22,7 +21,6 @@ from convattn.lab.study_plan import (
     last_line,
     option_words,
     plan_runs,
-    read_run,
     require_own,
 )
 from convattn.lab.study_record import (
@@ -138,9 +136,9 @@ def _unfinished(runs: Sequence[PlannedRun], tell: Callable[[str], None]) -> list
 
 
 def _outcome(run: PlannedRun) -> str:
-    if not is_finished(run.folder):
+    record = find_finished(run)
+    if record is None:
         return f"FAILED: {last_line(run.log)}"
-    record, _ = read_run(run)
     return f"done in {record.seconds:.1f} s, {record.measured} accuracy {record.accuracy:.2%}"
 
 

@@ -163,12 +163,6 @@ def find_finished(run: PlannedRun) -> RunRecord | None:
     return RunFolder(run.folder).find_finished(run.recipe) if run.begun else None
 
 
-def read_run(run: PlannedRun) -> tuple[RunRecord, str]:
-    """Returns the record of a finished run, and the SHA-256 of its file."""
-    content = (run.folder / "record.json").read_bytes()
-    return RunRecord.from_json(content.decode()), hashlib.sha256(content).hexdigest()
-
-
 def last_line(log: Path) -> str:
     """Returns the last non-empty line of a log, or "no log"."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from convattn.errors import ArgumentError, DataError, must_be
-from convattn.lab.run_process import is_finished
-from convattn.lab.study_plan import PlannedRun, last_line, read_run
+from convattn.lab.study_plan import PlannedRun, find_finished, last_line
 from convattn.provenance import DataRecord, RunRecord
 from convattn.record import Record
+from convattn.sealed import file_sha256
 
 
 @dataclass(frozen=True)
@@ -188,17 +188,17 @@ def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRec
     finished, failures, groups = [], [], {}
     records: dict[str, RunRecord] = {}
     for run in runs:
-        if not is_finished(run.folder):
+        record = find_finished(run)
+        if record is None:
             reason = last_line(run.log)
             failures.append(StudyFailure(run.label, run.recipe.seed, run.log.name, reason))
             continue
-        record, sha256 = read_run(run)
         records[run.name] = record
         own = StudyRun(
             label=run.label,
             seed=record.seed,
             folder=run.name,
-            record_sha256=sha256,
+            record_sha256=file_sha256(run.folder / "record.json"),
             accuracy=record.accuracy,
             seconds=record.seconds,
             parameters=record.parameters,

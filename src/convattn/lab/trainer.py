@@ -279,7 +279,7 @@ class Trainer:
             labels = split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
             sums[1] += (scores.argmax(dim=1) == labels).sum()
-        means = self._mean_over_processes(sums) * processes / len(split)
+        means = cast(Tensor, self.accelerator.reduce(sums, "mean")) * processes / len(split)
         return means[0].item(), means[1].item()
 
     def share_losses(self) -> None:
@@ -288,7 +288,8 @@ class Trainer:
         It comes before a checkpoint, which keeps the state of the main process alone.
         """
         if self._losses:
-            self._losses = list(self._mean_over_processes(torch.stack(self._losses)))
+            losses = torch.stack(self._losses)
+            self._losses = list(cast(Tensor, self.accelerator.reduce(losses, "mean")))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns counters, losses and what was recorded; accelerate saves weights, optimizer and random numbers."""
@@ -352,9 +353,6 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
         )
         return self.recipe.optim.learning_rate * factor
-
-    def _mean_over_processes(self, values: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
-        return cast(Tensor, self.accelerator.reduce(values, "mean"))
 
     def _require_finite(self) -> None:
         """Raises if a loss of the epoch is inf or nan; called seldom, because it waits for the device."""
