@@ -195,7 +195,7 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
 def test_runs_of_different_data_are_not_compared(tmp_path):
     expected = (
         "digits-quadratic-0 and digits-quadratic-1 saw different data and "
-        "cannot be compared: images is 123 and 9"
+        "cannot be compared: images is '123', not '9'"
     )
     with pytest.raises(DataError, match=expected):
         run(tmp_path, hashes={f"{RECIPE}-1": "9"})
@@ -235,7 +235,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(
         ArgumentError,
-        match=r"output must be new, empty or the folder of a study, but .* holds thesis",
+        match=r"^output must be the folder of a study, new or empty, but .* is not empty$",
     ):
         run(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]

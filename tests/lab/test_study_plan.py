@@ -126,7 +126,7 @@ def test_a_study_stopped_before_its_first_checkpoint_goes_on(tmp_path):
     runs[0].log.rename(tmp_path / "other-0.log")
     with pytest.raises(
         ArgumentError,
-        match=r"output must be new, empty or the folder of a study, but .*other-0\.log",
+        match=r"^output must be the folder of a study, new or empty, but .* is not empty$",
     ):
         require_own(tmp_path, runs)
 

@@ -410,7 +410,7 @@ def command_for(recipe: Recipe) -> str:
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Lists the keys in which two recipes differ, without the claim, which changes no number.
+    """Lists the keys in which two tables differ, as of recipes: without the claim, which changes no number.
 
     Example:
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})

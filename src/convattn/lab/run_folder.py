@@ -80,10 +80,6 @@ class Checkpoints:
         listed = f": {'; '.join(damaged)}" if damaged else ""
         raise CheckpointError(f"{self.folder} has no checkpoint to resume from{listed}")
 
-    def drop_all(self) -> None:
-        """Removes all checkpoints, once the run is finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     @contextmanager
     def _new(self, step: int, processes: int) -> Iterator[Path]:
         """Yields a hidden folder for the checkpoint of a step, and moves it to its place when the block ends.
@@ -256,7 +252,7 @@ class RunFolder:
             raise CheckpointError(
                 f"cannot write the network and the record to {self.path} ({error}); resume the run to write them again"
             ) from None
-        self._checkpoints.drop_all()
+        shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
 
     def release(self) -> None:
         """Unlocks the folder."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
+from convattn.files import require_new_folder
 from convattn.lab.recipe import Recipe, load_recipe
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_setup import require_for_run
 from convattn.provenance import RunRecord
-from convattn.wording import some
 
 _LONGEST = 80
 
@@ -170,15 +170,9 @@ def last_line(log: Path) -> str:
 
 
 def require_own(place: Path, runs: Sequence[PlannedRun]) -> None:
-    """Raises ArgumentError for a file, and for a folder whose contents are neither of a study nor of the runs."""
-    if not place.exists():
-        return
-    if not place.is_dir():
-        raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
-    own = {"study.json", ".lock"}
+    """Raises ArgumentError unless a folder is new or empty, or holds something of the study."""
+    own = ["study.json", ".lock"]
     for run in runs:
-        own |= {run.name, run.log.name}
-    names = sorted(item.name for item in place.iterdir())
-    if names and own.isdisjoint(names):
-        expected = "output must be new, empty or the folder of a study"
-        raise ArgumentError(f"{expected}, but {str(place)!r} holds {some(names)}")
+        own += [run.name, run.log.name]
+    if not any((place / name).exists() for name in own):
+        require_new_folder(place, "output", may_be="the folder of a study, ")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from convattn.errors import ArgumentError, DataError, must_be
+from convattn.lab.recipe import differing_keys
 from convattn.lab.study_plan import PlannedRun, find_finished, last_line
 from convattn.provenance import DataRecord, RunRecord
 from convattn.record import Record
@@ -260,13 +261,10 @@ def require_same_data(records: Mapping[str, RunRecord]) -> None:
     """Raises DataError if runs, by name, were trained on different data; the message has two names and the hashes."""
     first = next(iter(records), "")
     for name, record in records.items():
-        one, other = records[first].data.hashes, record.data.hashes
-        differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+        differing = differing_keys(records[first].data.hashes, record.data.hashes)
         if differing:
-            hashes = [f"{key} is {one.get(key)} and {other.get(key)}" for key in differing]
-            raise DataError(
-                f"{first} and {name} saw different data and cannot be compared: {'; '.join(hashes)}"
-            )
+            different = f"{first} and {name} saw different data and cannot be compared"
+            raise DataError(f"{different}: {'; '.join(differing)}")
 
 
 def _warnings(records: Collection[RunRecord]) -> list[str]:
