@@ -16,8 +16,6 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 
-__all__ = ["PADDING_MODES", "Axis", "Geometry", "Window", "axis_lists", "is_whole", "whole_number"]
-
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
 
