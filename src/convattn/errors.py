@@ -22,7 +22,7 @@ Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped a
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -71,6 +71,13 @@ def sorts(tensors: Sequence[Any]) -> str:
         kind = str(tensor.dtype).removeprefix("torch.")
         words.append(f"{kind} of shape {tuple(tensor.shape)}")
     return ", ".join(words)
+
+
+def nearest_of(known: Collection[str], name: object) -> str:
+    """Returns the end of a message about an unknown name: the nearest of the known ones, and all of them."""
+    nearest = difflib.get_close_matches(str(name), known, n=1)
+    hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+    return f"{hint} Known: {', '.join(known)}"
 
 
 def must_fit(words: str, error: Exception) -> str:
@@ -133,9 +140,7 @@ class UnknownNameError(ArgumentError):
     def __str__(self) -> str:
         """Suggests the nearest of the known names, and lists them."""
         kind, name, known, more = self.args
-        nearest = difflib.get_close_matches(str(name), known, n=1)
-        hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-        return f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}{more}"
+        return f"unknown {kind} {name!r}{nearest_of(known, name)}{more}"
 
 
 class EncodingRangeError(ArgumentError):

@@ -4,7 +4,6 @@ Records and recipes are read here, whether from JSON, from TOML or from the comm
 """
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, nearest_of
 
 _NOT_FINITE = ("inf", "-inf", "nan")
 """Numbers that JSON lacks, as records write them."""
@@ -180,10 +179,7 @@ def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: boo
     expected = hints(kind)
     for name in value:
         if name not in expected:
-            nearest = difflib.get_close_matches(name, expected, n=1, cutoff=0.5)
-            hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-            known = ", ".join(expected)
-            raise ArgumentError(f"unknown key {prefix + name!r}{hint} Known: {known}")
+            raise ArgumentError(f"unknown key {prefix + name!r}{nearest_of(expected, name)}")
     for field in dataclasses.fields(kind):
         has_default = not (field.default is field.default_factory is dataclasses.MISSING)
         if field.name not in value and (complete or not has_default):
