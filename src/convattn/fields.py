@@ -84,13 +84,12 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
         Traceback (most recent call last):
         convattn.errors.ArgumentError: training.epochs must be an integer of at least 1, but is 0
     """
-    members = _members(hint)
-    if hint is Any or (value is None and types.NoneType in members):
+    if hint is Any or (value is None and types.NoneType in typing.get_args(hint)):
         return value
     kinds = _dataclasses(hint)
     if kinds:
         return _read_table(kinds, value, key, complete=complete)
-    plain, limits = members[0], ()
+    plain, limits = _members(hint)[0], ()
     if typing.get_origin(plain) is Annotated:
         plain, *limits = typing.get_args(plain)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
@@ -143,8 +142,8 @@ def explain(hint: Any) -> str:
     if origin is tuple:
         number = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
         return f"a list{number}, each item {explain(arguments[0])}"
-    members = [member for member in _members(hint) if member is not types.NoneType]
-    if members != [hint]:
+    members = _members(hint)
+    if members != (hint,):
         return " or ".join(map(explain, members))
     return _WORDS[hint]
 
@@ -156,10 +155,10 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns the alternatives of a union, None last; of another annotation, itself alone."""
+    """Returns the alternatives of a union besides None; of another annotation, itself alone."""
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return (hint,)
-    return tuple(sorted(typing.get_args(hint), key=lambda member: member is types.NoneType))
+    return tuple(member for member in typing.get_args(hint) if member is not types.NoneType)
 
 
 def _dataclasses(hint: Any) -> list[type]:
