@@ -54,17 +54,25 @@ def test_given_centres_are_copied(kind):
 
 
 @pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
-@pytest.mark.parametrize(
-    "centres", [[[1.0, 2.0]], [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0]], torch.zeros(2, 3)]
-)
-def test_centres_of_another_shape_are_refused(kind, centres, without_type_checks):
-    with pytest.raises(ShapeError, match=r"centres must be of shape \(2, 2\), but is"):
-        kind(2, 2, centres=centres)
+def test_centres_of_another_shape_are_refused(kind, without_type_checks):
+    message = r"centres must be finite numbers of shape \(2, 2\), or \(2,\) for all heads, but is"
+    for centres in ([[1.0, 2.0]], [1.0, 2.0, 3.0], torch.zeros(2, 3)):
+        with pytest.raises(ShapeError, match=message):
+            kind(2, 2, centres=centres)
+    with pytest.raises(ArgumentError, match=message):
+        kind(2, 2, centres=[[1.0, 2.0], [3.0]])
+
+
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
+def test_one_centre_is_that_of_all_heads(kind):
+    assert kind(3, 2, centres=[1.0, -2.0]).centres.tolist() == 3 * [[1.0, -2.0]]
 
 
 @pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
 def test_centres_that_are_not_finite_are_refused(kind):
-    with pytest.raises(ArgumentError, match=r"centres must be finite, but is \[\[0.0, nan\]\]"):
+    with pytest.raises(
+        ArgumentError, match=r"centres must be finite numbers .*, but is \[\[0.0, nan\]\]"
+    ):
         kind(1, 2, centres=[[0.0, torch.nan]])
 
 

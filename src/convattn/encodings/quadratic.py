@@ -15,29 +15,23 @@ from convattn.encodings.encoding import (
     read_numbers,
     write_parameter,
 )
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, must_be
 
 _FARTHEST = 1 << 20
 """Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
 
-Centres: TypeAlias = Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
-"""Where heads look, in pixels; None draws their centres."""
+Centres: TypeAlias = (
+    Sequence[Sequence[float]] | Sequence[float] | Float[Tensor, "*heads dims"] | None
+)
+"""Where heads look, in pixels, each or all; None draws their centres."""
 
 
 def starting_centres(num_heads: int, dims: int, centres: Centres) -> Float[Tensor, "heads dims"]:
-    """Copies the given centres Δ (heads, dims) after checking them, or draws them from N(0, 2²)."""
+    """Reads the given centres Δ, each head's or that of all, or draws them from N(0, 2²)."""
     if centres is None:
         return torch.randn(num_heads, dims) * 2
-    shape = (num_heads, dims)
-    try:
-        values = torch.as_tensor(centres, dtype=torch.get_default_dtype())
-    except (TypeError, ValueError):
-        raise ShapeError(must_be("centres", f"of shape {shape}", centres)) from None
-    if values.shape != shape:
-        raise ShapeError(must_be("centres", f"of shape {shape}", tuple(values.shape)))
-    if not values.is_meta and not values.isfinite().all():
-        raise ArgumentError(must_be("centres", "finite", values.tolist()))
-    return values.detach().clone()
+    numbers = read_numbers("centres", centres, (num_heads, dims))
+    return torch.empty(num_heads, dims).copy_(numbers)
 
 
 def grid_centres(num_heads: int) -> list[list[float]]:
@@ -159,12 +153,12 @@ class Quadratic(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
+            centres: Δ in pixels, (heads, dims), or (dims,) for all heads; None draws them from N(0, 2²).
             sharpness: α > 0 in 1/pixel², for all heads; None draws √(2α) from N(1, 0.01²).
 
         Raises:
             ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError if the
-                centres are not (heads, dims).
+                centres are of another shape.
         """
         super().__init__(num_heads, dims)
         self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
