@@ -45,7 +45,10 @@ def test_softened_heads_have_the_same_centres():
     assert isinstance(soft, Quadratic)
     assert soft.centres.tolist() == [[0.0, -3.0], [7.0, 1.0]]
     assert soft.sharpness.tolist() == [2.0, 2.0]
-    with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is 0"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"sharpness must be a positive finite number in torch\.float32, but is 0",
+    ):
         Shift(3, 1).soften(0)
 
 

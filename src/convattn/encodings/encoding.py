@@ -70,7 +70,7 @@ def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     if numbers.shape not in (shape[1:], shape):
         raise ShapeError(must_be(name, expected, tuple(numbers.shape)))
     if not torch.isfinite(numbers).all():
-        raise ArgumentError(must_be(name, expected, numbers.tolist()))
+        raise ArgumentError(must_be(name, "finite", numbers.tolist()))
     return numbers.expand(shape)
 
 
@@ -318,8 +318,7 @@ class Encoding(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Returns sizes and options, for printing."""
-        items = {"num_heads": self.num_heads, "dims": self.dims}
-        items.update(self.options())
+        items = {"num_heads": self.num_heads, "dims": self.dims, **self.options()}
         return ", ".join(f"{name}={value}" for name, value in items.items())
 
     def __repr__(self) -> str:
