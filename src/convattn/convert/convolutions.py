@@ -78,6 +78,13 @@ class NetworkConvolution:
         return self.names[0]
 
     @property
+    def layer(self) -> str:
+        """The name of the layer that takes its place in the converted network."""
+        if self.call is None:
+            return self.name
+        return f"{self.name}.layers.{self.number}".removeprefix(".")
+
+    @property
     def layout(self) -> tuple[type, int]:
         """A key; convolutions with equal keys hold a weight in the same layout."""
         return type(self.conv), self.conv.groups

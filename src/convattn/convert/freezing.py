@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.network_runs import Images, copy_network, inputs_and_weights, read_arguments
+from convattn.convert.network_runs import Images, Inputs, copy_network, read_arguments, run_copy
 from convattn.convert.surgery import first_change, graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
@@ -58,21 +58,22 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
             )
         )
     arguments = read_arguments(model, images)
-    shapes, weights = inputs_and_weights(model, arguments, _freezable(model))
-    if not shapes:
+    inputs = Inputs(_freezable(model))
+    run_copy(model, [arguments], inputs.watch)
+    if not inputs.shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
     copied = copy_network(model).eval()
     places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
-    for name in shapes:
+    for name in inputs.shapes:
         reason = first_change(places[name], computed=lambda _: True)
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
-    for name, several in shapes.items():
+    for name, several in inputs.shapes.items():
         sizes = dict.fromkeys(shape[2:] for shape in several)
         layer: Any = places[name]
         if isinstance(layer, RelativeAttention):
-            with _reparametrize_module(layer, weights[name]):
+            with _reparametrize_module(layer, inputs.weights[name]):
                 frozen[layer] = _frozen_attention(layer, sizes)
         elif len(sizes) == 1:
             frozen[layer] = layer.freeze(*sizes)

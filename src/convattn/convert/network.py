@@ -8,12 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.calls import (
-    AttendedCalls,
-    Call,
-    attended,
-    original_place,
-)
+from convattn.convert.calls import AttendedCalls, Call, attended, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -32,20 +27,17 @@ from convattn.convert.hard_heads import fixed_heads, unit_steps
 from convattn.convert.network_check import NetworkComparison, compare_networks
 from convattn.convert.network_runs import (
     Images,
+    Inputs,
     copy_network,
-    inputs_and_weights,
     read_arguments,
-    watch_paths,
+    run_copy,
+    without_modes,
 )
 from convattn.convert.surgery import graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, AnyConvolution, maps_of
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
-from convattn.errors import (
-    ConvAttnError,
-    ConversionError,
-    UnsupportedModelError,
-)
+from convattn.errors import ConvAttnError, ConversionError, UnsupportedModelError
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.random_numbers import keep_random_state
@@ -122,12 +114,13 @@ def network_to_attention(
             model, convolutions, sharpness=sharpness, content=content, impl=impl
         )
         copied = copy_network(result).eval()
-        paths = watch_paths(copied)
+        inputs = Inputs(convolution.layer for convolution in convolutions)
+        inputs.watch(copied)
         comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
-        path = paths.get(_attention_at(copied, convolution))
         notes = [*convolution.notes, *_lost_ties(model, result, convolution.names)]
+        path = _path(copied, convolution.layer, inputs)
         call = 0 if convolution.call is None else convolution.number + 1
         layers.append(_in_network(certificate, convolution.names, path, notes, call))
     not_covered = [
@@ -175,10 +168,13 @@ def with_attention(
     return graft(result, {**replaced, **attended(calling)}), certificates
 
 
-def _attention_at(network: nn.Module, convolution: NetworkConvolution) -> nn.Module:
-    """Returns the attention layer in place of a convolution."""
-    place = network.get_submodule(convolution.name)
-    return place.layers[convolution.number] if isinstance(place, AttendedCalls) else place
+def _path(network: nn.Module, name: str, inputs: Inputs) -> str | None:
+    """Returns the path of an attention layer on the first images that it was called with; None if there were none."""
+    if name not in inputs.shapes:
+        return None
+    layer: Any = network.get_submodule(name)
+    with without_modes(network), _reparametrize_module(layer, inputs.weights[name]):
+        return layer.plan(inputs.shapes[name][0]).path
 
 
 def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> list[str]:
@@ -254,12 +250,9 @@ def network_to_conv(
     every = names_by_module(model)
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
-    sizes = {}
-    weights: dict[str, Any] = {}
+    inputs = Inputs(named[layer][0] for layer in selected)
     if arguments is not None:
-        names = [named[layer][0] for layer in selected]
-        shapes, weights = inputs_and_weights(model, arguments.batches(1)[0], names)
-        sizes = _largest_sizes(shapes)
+        run_copy(model, arguments.batches(1)[:1], inputs.watch)
     computed: dict[nn.Module, Call] = {}
     for module in model.modules():
         if isinstance(module, AttendedCalls):
@@ -267,10 +260,12 @@ def network_to_conv(
     converted: dict[RelativeAttention, _Converted] = {}
     for layer in selected:
         name = named[layer][0]
+        shapes = inputs.shapes.get(name, [])
+        sizes = tuple(map(max, zip(*shapes, strict=True)))[2:]  # largest along each axis
         try:
-            with _reparametrize_module(layer, weights.get(name, {})):
+            with _reparametrize_module(layer, inputs.weights.get(name, {})):
                 converted[layer] = _convert_layer(
-                    layer, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
+                    layer, sizes, kernel_size=kernel_size, mass=mass, borders=borders
                 )
                 if layer in computed:
                     _require_call(converted[layer][0], layer, computed[layer])
@@ -315,22 +310,9 @@ def _require_network(model: nn.Module) -> None:
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
 
 
-def _largest_sizes(
-    shapes: Mapping[str, Sequence[tuple[int, ...]]],
-) -> dict[str, tuple[int, ...]]:
-    """Returns the largest size that each module was called with along each axis."""
-    sizes = {}
-    for name, several in shapes.items():
-        spatial = [shape[2:] for shape in several]
-        sizes[name] = tuple(map(max, zip(*spatial, strict=True)))
-    return sizes
-
-
-def _convert_layer(
-    layer: RelativeAttention, sizes: tuple[int, ...] | None, **options: Any
-) -> _Converted:
-    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
-    if sizes is None:
+def _convert_layer(layer: RelativeAttention, sizes: tuple[int, ...], **options: Any) -> _Converted:
+    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives, if it is known."""
+    if not sizes:
         return attention_to_conv(layer, **options)
     heads = fixed_heads(layer.encoding, layer.like.dtype)
     if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):

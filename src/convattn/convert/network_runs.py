@@ -196,11 +196,6 @@ class Arguments(NamedTuple):
     # Of torch, in which a network runs on them: one that draws random numbers gets the same ones
     mode: AbstractContextManager[Any] = nullcontext()
 
-    @property
-    def draws(self) -> bool:
-        """Whether the network draws random numbers of torch."""
-        return isinstance(self.mode, SameDraws) and self.mode.drew
-
     def tensors(self) -> list[Tensor]:
         """Returns the floating-point and complex tensors."""
         held = [part for _, part in parts((self.positional, self.named))]
@@ -395,9 +390,10 @@ def noticing_draws(
     source: nn.Module, arguments: Arguments, size: int, notes: list[str]
 ) -> Arguments:
     """Runs a copy of a network on a batch; if it draws random numbers there, all runs on the result get the same."""
-    drawing = arguments._replace(mode=SameDraws())
+    draws = SameDraws()
+    drawing = arguments._replace(mode=draws)
     run_copy(source, drawing.batches(size)[:1])
-    if not drawing.draws:
+    if not draws.drew:
         return arguments
     notes.append("other random numbers than the ones that all runs drew")
     return drawing
@@ -441,60 +437,43 @@ def steps_of(source: nn.Module, outputs: Sequence[Tensor]) -> list[float]:
 # --- Seen inside of a run ---------------------------------------------------------------------------------------------
 
 
-Shapes = dict[str, list[tuple[int, ...]]]
-"""The shapes of the images in every call of each layer, by its name, in the order of the first calls."""
+class Inputs:
+    """What layers of given names are called with in the runs of a network; those that no image reaches have nothing.
 
-
-def inputs_and_weights(
-    model: nn.Module, arguments: Arguments, names: Iterable[str]
-) -> tuple[Shapes, dict[str, dict[str, Tensor]]]:
-    """Runs a copy of a network in evaluation mode; returns what its layers of these names are called with.
-
-    That is the shapes of their images, and by name the parameters that they compute with. Layers that the images do not
-    reach are left out. Raises ArgumentError if the network does not take the images.
+    Attributes:
+        shapes: The shapes of the images in each call, by the layer's name, in the order of the first calls.
+        weights: The parameters that it computes with, by name.
     """
-    shapes: Shapes = {}
-    weights = {}
 
-    def note(name: str, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        shape = tuple(layer.batch_of(*positional, **named).shape)
-        shapes.setdefault(name, []).append(shape)
-        weights[name] = dict(layer.named_parameters())
+    def __init__(self, names: Iterable[str]) -> None:
+        """Has seen nothing yet."""
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+        self.weights: dict[str, dict[str, Tensor]] = {}
+        self._names = names
 
-    def watch(network: nn.Module) -> nn.Module:
-        for name in names:
+    def watch(self, network: nn.Module) -> nn.Module:
+        """Sets hooks in a network, and returns it."""
+        for name in self._names:
+            note = partial(self._note, name)
             layer = network.get_submodule(name)
-            layer.register_forward_pre_hook(partial(note, name), with_kwargs=True)
+            layer.register_forward_pre_hook(note, with_kwargs=True)
         return network
 
-    run_copy(model, [arguments], watch)
-    return shapes, weights
+    def _note(self, name: str, layer: Any, positional: Any, named: Any) -> None:
+        shape = tuple(layer.batch_of(*positional, **named).shape)
+        self.shapes.setdefault(name, []).append(shape)
+        self.weights[name] = dict(layer.named_parameters())
 
 
-def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
-    """Returns where the path of each attention layer will be noted, on the first images that reach it."""
-    paths: dict[nn.Module, str] = {}
-
-    def note(layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x = layer.batch_of(*positional, **named)
-        if layer not in paths:
-            paths[layer] = layer.plan(x.shape, x.dtype).path
-
-    for module in network.modules():
-        if isinstance(module, RelativeAttention):
-            module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
-    return paths
-
-
-def unwatched_modules(network: nn.Module) -> set[nn.Module]:
-    """Returns the modules that take no hooks: scripted ones, and those of attention layers, which these read."""
+def watched_modules(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules that take hooks, by name: not scripted ones, nor those that attention layers read."""
     inner = set[nn.Module]()
     for module in network.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            inner.add(module)
         if isinstance(module, RelativeAttention):
             inner.update(part for part in module.modules() if part is not module)
-    return inner
+    for name, module in network.named_modules():
+        if module not in inner and not isinstance(module, torch.jit.ScriptModule):
+            yield name, module
 
 
 def layer_outputs(
@@ -525,10 +504,9 @@ def layer_outputs(
         makers.setdefault(id(first), []).append(name)
         alive.append(first)
 
-    inner = unwatched_modules(network)
     hooks = []
-    for name, part in network.named_modules():
-        if name and part not in inner:
+    for name, part in watched_modules(network):
+        if name:
             hooks.append(part.register_forward_hook(partial(note, name), with_kwargs=True))
     try:
         output_of(network, arguments, dtype)
