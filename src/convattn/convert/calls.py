@@ -66,9 +66,8 @@ class Call:
 
     def fits(self, other: "Call") -> bool:
         """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
-        ours, theirs = dict(self.options), dict(other.options)
-        ours.pop("output_padding", None)
-        theirs.pop("output_padding", None)
+        ours = {**self.options, "output_padding": None}
+        theirs = {**other.options, "output_padding": None}
         return (self.module, self.shape, ours) == (other.module, other.shape, theirs)
 
     def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:

@@ -119,10 +119,17 @@ def network_to_attention(
         comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
-        notes = [*convolution.notes, *_lost_ties(model, result, convolution.names)]
-        path = _path(copied, convolution.layer, inputs)
-        call = 0 if convolution.call is None else convolution.number + 1
-        layers.append(_in_network(certificate, convolution.names, path, notes, call))
+        first, *aliases = convolution.names
+        lost = _lost_ties(model, result, convolution.names)
+        in_network = replace(
+            certificate,
+            name=first,
+            aliases=tuple(aliases),
+            path=_path(copied, convolution.layer, inputs),
+            notes=(*certificate.notes, *convolution.notes, *lost),
+            call=0 if convolution.call is None else convolution.number + 1,
+        )
+        layers.append(in_network)
     not_covered = [
         "training mode, where it differs from evaluation mode",
         "inputs that take another branch of the network",
@@ -181,16 +188,15 @@ def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> li
     """Returns a note on modules that shared more parameters with a layer than they do now; else nothing."""
     before = set(source.get_submodule(names[0]).parameters())
     after = set(result.get_submodule(names[0]).parameters())
-    inside = tuple(f"{name}." if name else "" for name in names)
+    inside = tuple(f"{name}.".removeprefix(".") for name in names)
     places = dict(result.named_modules(remove_duplicate=False))
     lost = []
     for name, module in source.named_modules(remove_duplicate=False):
         shared = before.intersection(module._parameters.values())
-        if not shared or name in names or name.startswith(inside):
-            continue
-        place = places.get(name, nn.Module())
-        if len(after.intersection(place.parameters())) < len(shared):
-            lost.append(name)
+        if shared and not f"{name}.".startswith(inside):
+            place = places.get(name, nn.Module())
+            if len(after.intersection(place.parameters())) < len(shared):
+                lost.append(name)
     return [f"it no longer shares weights with {some(lost)}"] if lost else []
 
 
@@ -264,13 +270,13 @@ def network_to_conv(
         sizes = tuple(map(max, zip(*shapes, strict=True)))[2:]  # largest along each axis
         try:
             with _reparametrize_module(layer, inputs.weights.get(name, {})):
-                converted[layer] = _convert_layer(
+                conversion = _convert_layer(
                     layer, sizes, kernel_size=kernel_size, mass=mass, borders=borders
                 )
                 if layer in computed:
-                    _require_call(converted[layer][0], layer, computed[layer])
+                    _require_call(conversion[0], layer, computed[layer])
+            converted[layer] = conversion
         except ConvAttnError as error:
-            converted.pop(layer, None)
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
@@ -324,10 +330,9 @@ def _convert_layer(layer: RelativeAttention, sizes: tuple[int, ...], **options: 
 
 def _require_call(conv: Any, layer: RelativeAttention, call: Call) -> None:
     """Raises unless a convolution is that of a call, whose weight the module around it computes."""
-    is_same = type(conv) is call.module
-    if is_same:
-        is_same = torch.equal(maps_of(conv.weight, type(conv), conv.groups), layer.values.maps())
-    if not is_same:
+    kind = type(conv)
+    maps = layer.values.maps()
+    if kind is not call.module or not torch.equal(maps_of(conv.weight, kind, conv.groups), maps):
         raise ConversionError(
             "its weight is computed in each call: it comes back with heads fixed on the taps alone"
         )
@@ -348,14 +353,22 @@ def _put_convolutions(
     layers = []
     for layer, (_, certificate) in converted.items():
         places = [original_place(model, name) for name in named[layer]]
-        names = [place.name for place in places]
-        notes = _lost_ties(model, result, names)
+        first, *aliases = [place.name for place in places]
+        notes = [*certificate.notes, *_lost_ties(model, result, [first, *aliases])]
         path = "convolution"
         if certificate.normalised:
             path = "normalised convolution"
             cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
             notes.append(f"exact at borders; {cut}")
-        layers.append(_in_network(certificate, names, path, notes, places[0].call))
+        in_network = replace(
+            certificate,
+            name=first,
+            aliases=tuple(aliases),
+            path=path,
+            notes=tuple(notes),
+            call=places[0].call,
+        )
+        layers.append(in_network)
     return result, layers
 
 
@@ -384,21 +397,6 @@ def _without_wrappers(network: nn.Module) -> nn.Module:
 
 
 # --- Certificates of networks -----------------------------------------------------------------------------------------
-
-
-def _in_network(
-    certificate: Certificate,
-    names: Sequence[str],
-    path: str | None,
-    notes: Sequence[str],
-    call: int,
-) -> Certificate:
-    """Adds to a layer's certificate where it stands in a network."""
-    first, *aliases = names
-    every = (*certificate.notes, *notes)
-    return replace(
-        certificate, name=first, aliases=tuple(aliases), path=path, notes=every, call=call
-    )
 
 
 def _certify_network(

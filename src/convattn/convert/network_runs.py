@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
-from convattn.errors import (
-    ArgumentError,
-    UnsupportedModelError,
-    must_be_a,
-    must_fit,
-    sorts,
-)
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
@@ -197,9 +191,9 @@ class Arguments(NamedTuple):
     mode: AbstractContextManager[Any] = nullcontext()
 
     def tensors(self) -> list[Tensor]:
-        """Returns the floating-point and complex tensors."""
-        held = [part for _, part in parts((self.positional, self.named))]
-        return [part for part in held if isinstance(part, Tensor) and _is_floating(part)]
+        """Returns the tensors."""
+        held = parts((self.positional, self.named))
+        return [part for _, part in held if isinstance(part, Tensor)]
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns their shapes."""
@@ -380,9 +374,7 @@ def run_copy(
         return run_batches(copied, batches)
     except Exception as error:  # a foreign network may fail in any way
         first = batches[0]
-        held = [part for _, part in parts((first.positional, first.named))]
-        tensors = [part for part in held if isinstance(part, Tensor)]
-        words = f"{first.words} (first batch: {sorts(tensors)})"
+        words = f"{first.words} (first batch: {sorts(first.tensors())})"
         raise ArgumentError(must_fit(words, error)) from error
 
 
@@ -491,9 +483,10 @@ def layer_outputs(
 
     def note(name: str, _module: nn.Module, positional: Any, named: Any, output: Any) -> None:
         outputs = [part for _, part in parts(output) if isinstance(part, Tensor)]
-        first = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
-        if first is None:
+        numbers = [tensor for tensor in outputs if tensor.is_floating_point()]
+        if not numbers:
             return
+        first = numbers[0]
         calls = sum(other.partition("#")[0] == name for other in values)
         if calls:
             name = f"{name}#{calls + 1}"

@@ -10,20 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.attention_map import (
-    AttentionMap,
-    highest,
-    score_tables,
-    sum_over_keys,
-)
+from convattn.convert.attention_map import AttentionMap, highest, score_tables, sum_over_keys
 from convattn.convert.hard_heads import unit_steps
-from convattn.convert.layer_check import (
-    STEPS,
-    Promise,
-    RoundingBound,
-    largest,
-    rounding_bound,
-)
+from convattn.convert.layer_check import STEPS, Promise, RoundingBound, largest, rounding_bound
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ConversionError
 from convattn.grid import Axis
