@@ -177,9 +177,10 @@ class Certificate(ConversionRecord):
     def _lines_on_heads(self) -> list[str]:
         lines = []
         if self.sharpness is not None:
-            where = "off the tap" if self.to_attention else "outside the window"
-            mass = f"mass {where} at most {self.leak:.3g}"
-            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; {mass}")
+            mass = "mass off the tap" if self.to_attention else "mass outside the window"
+            lines.append(
+                f"  sharpness       {self.sharpness:.6g} per pixel²; {mass} at most {self.leak:.3g}"
+            )
         elif self.to_attention:
             lines.append("  heads           hard: all attention of each at one displacement")
         return lines

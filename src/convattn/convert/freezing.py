@@ -63,15 +63,13 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     if not inputs.shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
     copied = copy_network(model).eval()
-    places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
-    for name in inputs.shapes:
-        reason = first_change(places[name], computed=lambda _: True)
+    for name, several in inputs.shapes.items():
+        layer: Any = copied.get_submodule(name)
+        reason = first_change(layer, computed=lambda _: True)
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
-    for name, several in inputs.shapes.items():
         sizes = dict.fromkeys(shape[2:] for shape in several)
-        layer: Any = places[name]
         if isinstance(layer, RelativeAttention):
             with _reparametrize_module(layer, inputs.weights[name]):
                 frozen[layer] = _frozen_attention(layer, sizes)

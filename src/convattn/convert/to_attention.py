@@ -61,21 +61,14 @@ def conv_to_attention(
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), content, impl)
-        if (
-            sharpness is not None
-        ):  # centres anew, because the layer's dtype may be too narrow for them
-            layer.encoding = _encoding(taps, sharpness)
-    _let_learn(layer, conv)
-    layer.to(memory_format=suggest_memory_format(conv.weight))
-    layer.train(conv.training)
-    return layer, certify_attention(conv, taps, layer, attention_leak(layer))
-
-
-def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
-    """Lets the parts of a layer learn if those of its convolution do."""
+        # anew, because the layer's dtype may be too narrow for centres
+        layer.encoding = _encoding(taps, sharpness)
     layer.requires_grad_(conv.weight.requires_grad)
     if layer.bias is not None and conv.bias is not None:
         layer.bias.requires_grad_(conv.bias.requires_grad)
+    layer.to(memory_format=suggest_memory_format(conv.weight))
+    layer.train(conv.training)
+    return layer, certify_attention(conv, taps, layer, attention_leak(layer))
 
 
 def certify_attention(
