@@ -8,7 +8,6 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from convattn.convert.hard_heads import taps_along
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry, Window
@@ -193,3 +192,9 @@ def sum_over_keys(
         sees = inside.to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table
+
+
+def taps_along(window: Window) -> list[range]:
+    """Returns the displacements of a window's taps along each axis."""
+    sizes = zip(window.first, window.taps, window.steps, strict=True)
+    return [range(low, low + count * step, step) for low, count, step in sizes]

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.convert.attention_map import taps_along
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional import find_shifts
 from convattn.functional.torch_modes import without_autocast
@@ -126,12 +127,6 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------
-
-
-def taps_along(window: Window) -> list[range]:
-    """Returns the displacements of a window's taps along each axis."""
-    sizes = zip(window.first, window.taps, window.steps, strict=True)
-    return [range(low, low + count * step, step) for low, count, step in sizes]
 
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:

@@ -121,7 +121,10 @@ def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]
     """
     weight = layer.like
     products = layer.num_heads * (layer.in_channels // layer.groups + weight.shape[1])
-    keys = _keys_of_heads(layer, weight.dtype)
+    alpha = lowest_sharpness(layer)
+    keys = 1  # whose weights are not zero along an axis, of hard heads
+    if alpha is not None:
+        keys = 3 + 2 * math.isqrt(math.ceil(_EXPONENT.get(weight.dtype, 104.0) / alpha))
     largest_row = rows.max().item()
     return rounding_bound(
         weight.dtype,
@@ -131,15 +134,6 @@ def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]
         terms=products + 2 * layer.dims * keys + STEPS,
         writes=layer.num_heads + layer.dims + STEPS,
     )
-
-
-def _keys_of_heads(layer: RelativeAttention, dtype: torch.dtype) -> int:
-    """Returns how many keys along an axis have weights that are not zero; 1 for hard heads."""
-    alpha = lowest_sharpness(layer)
-    if alpha is None:
-        return 1
-    reach = math.isqrt(math.ceil(_EXPONENT.get(dtype, 104.0) / alpha))
-    return 1 + 2 * reach + 2
 
 
 # --- Measured on random images ---------------------------------------------------------------------------------------
