@@ -69,7 +69,7 @@ class NetworkConvolution:
     conv: Any  # A convolution of torch; it may share memory with the module
     notes: tuple[str, ...] = ()  # What changes by the conversion
     call: Call | None = None  # The call, if the module calls it as a function
-    number: int = 0  # Which of the module's calls it is, from 0
+    number: int = 0  # Which of the module's calls it is, from 1; 0: the module
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class NetworkConvolution:
         """The name of the layer that takes its place in the converted network."""
         if self.call is None:
             return self.name
-        return f"{self.name}.layers.{self.number}".removeprefix(".")
+        return f"{self.name}.layers.{self.number - 1}".removeprefix(".")
 
     @property
     def layout(self) -> tuple[type, int]:
@@ -276,7 +276,7 @@ def _read_calls(
 ) -> list[NetworkConvolution]:
     """Reads the convolutions that a module calls as functions in a run; `is_sized` if it was told its output's size."""
     convolutions = []
-    for number, seen in enumerate(run):
+    for number, seen in enumerate(run, start=1):
         call = _ending_anywhere(seen.call) if is_sized else seen.call
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from convattn.convert.network_runs import Images, Inputs, copy_network, read_arguments, run_copy
-from convattn.convert.surgery import first_change, graft, names_by_module, require_network
+from convattn.convert.surgery import first_change, graft, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
@@ -82,10 +82,10 @@ def _freezable(model: nn.Module) -> list[str]:
     """Names the attention layers without content, and the normalised convolutions."""
     names = []
     with torch.no_grad():
-        for module, own in names_by_module(model).items():
+        for name, module in model.named_modules():
             attends = isinstance(module, RelativeAttention) and not module.needs_content()
             if attends or isinstance(module, NormalisedConv):
-                names.append(own[0])
+                names.append(name)
     return names
 
 

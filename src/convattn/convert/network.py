@@ -127,7 +127,7 @@ def network_to_attention(
             aliases=tuple(aliases),
             path=_path(copied, convolution.layer, inputs),
             notes=(*certificate.notes, *convolution.notes, *lost),
-            call=0 if convolution.call is None else convolution.number + 1,
+            call=convolution.number,
         )
         layers.append(in_network)
     not_covered = [
