@@ -89,7 +89,7 @@ def normalise(
         separable=isinstance(layer.encoding, AxisAdditiveEncoding),
         head_width=layer.head_width,
         groups=layer.groups,
-        bias=layer.bias is not None,
+        bias=False,
         device=weight.device,
         dtype=weight.dtype,
         **asdict(layer.geometry),
@@ -122,8 +122,7 @@ def _copy_weights(layer: RelativeAttention, conv: NormalisedConv) -> None:
     with torch.no_grad():
         for value, (factor, own) in zip(conv.values.parameters(), sources, strict=True):
             value.copy_(factor).requires_grad_(own.requires_grad)
-        if conv.bias is not None and layer.bias is not None:
-            conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    conv.bias = copy.deepcopy(layer.bias)
 
 
 def _require_weight_at_home(
