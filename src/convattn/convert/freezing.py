@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.network_runs import Images, copy_network, inputs_and_weights, read_arguments
-from convattn.convert.surgery import first_change, graft, names_by_module, require_network
+from convattn.convert.network_runs import Images, Inputs, copy_network, read_arguments, run_copy
+from convattn.convert.surgery import first_change, graft, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
@@ -58,20 +58,19 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
             )
         )
     arguments = read_arguments(model, images)
-    shapes, weights = inputs_and_weights(model, arguments, _freezable(model))
-    if not shapes:
+    inputs = Inputs(_freezable(model))
+    run_copy(model, [arguments], inputs.watch)
+    if not inputs.shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
     copied = copy_network(model).eval()
-    places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
-    for name in shapes:
-        reason = first_change(places[name], computed=lambda _: True)
+    for name, several in inputs.shapes.items():
+        layer: Any = copied.get_submodule(name)
+        reason = first_change(layer, computed=lambda _: True)
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
-    for name, several in shapes.items():
         sizes = dict.fromkeys(shape[2:] for shape in several)
-        layer: Any = places[name]
-        with _reparametrize_module(layer, weights[name]):
+        with _reparametrize_module(layer, inputs.weights[name]):
             frozen[layer] = _frozen_attention(layer, sizes)
     return graft(copied, frozen)
 
@@ -80,9 +79,9 @@ def _freezable(model: nn.Module) -> list[str]:
     """Names the attention layers without content."""
     names = []
     with torch.no_grad():
-        for module, own in names_by_module(model).items():
+        for name, module in model.named_modules():
             if isinstance(module, RelativeAttention) and not module.needs_content():
-                names.append(own[0])
+                names.append(name)
     return names
 
 
