@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from convattn.encodings import register_encoding as register_encoding
     from convattn.errors import ConvAttnError as ConvAttnError
     from convattn.heads import analyze as analyze
+    from convattn.heads import attention_maps as attention_maps
     from convattn.heads import init_heads_ as init_heads_
     from convattn.heads import mean_maps as mean_maps
     from convattn.heads import random_heads as random_heads
@@ -63,7 +64,7 @@ _NAMES = {
         "LinearDistance Quadratic Shift Sinusoidal register_encoding"
     ),
     "convattn.errors": "ConvAttnError",
-    "convattn.heads": "analyze init_heads_ mean_maps random_heads replace_heads",
+    "convattn.heads": "analyze attention_maps init_heads_ mean_maps random_heads replace_heads",
     "convattn.lab": "load_recipe train",
     "convattn.layers": "Content RelativeAttention1d RelativeAttention2d RelativeAttention3d",
     "convattn.models": "AttentionNet ConvNet resnet18",
