@@ -346,8 +346,8 @@ def task_in_words(name: str) -> str:
     rows = {row["arm"]: _right(row["right"]) for row in run()[name]["tasks"]}
     turned = next(rows[arm] for arm in (TURNED[1], REVERSED) if arm in rows)
     return (
-        f"{rows[BEFORE]} % of {TASKS[name]} right as it is, {rows[OWN]} % with own kernels of {CHOSEN} heads, {turned}"
-        " % with turned ones"
+        f"{TASKS[name]}, {rows[BEFORE]} % right as it is, {rows[OWN]} % with own kernels of {CHOSEN} heads, {turned} %"
+        " with turned ones"
     )
 
 

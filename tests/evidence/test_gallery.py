@@ -57,7 +57,7 @@ def test_interactive_pages_hold_maps_and_pictures_alone():
             assert layer["attention"]["kind"] == "maps", page
             assert layer["attention"]["position"] is None, page
         for name, tensor in scene.tensors.items():
-            scales = re.fullmatch(r"maps/\d+/\d+/both/\d+/(scales|lows)", name)
+            scales = re.fullmatch(r"maps/\d+/\d+/both/(\d+|mean)/(scales|lows)", name)
             assert scales or not tensor.is_floating_point(), (page, name)
 
 
