@@ -28,7 +28,7 @@ from convattn.viewer.exhibition import Exhibition
 from evidence.photographs import prepared
 from evidence.results import ROOT, environment, new_parser, publish
 from evidence.trained_heads.page import Record, cross, run
-from evidence.trained_heads.picture import NETWORKS, SIZE, draw_cross, look
+from evidence.trained_heads.picture import NETWORKS, SIZE, draw_cross, look, nearest_patch
 from evidence.trained_heads.reports import kept_report
 
 GALLERY = ROOT / "docs" / "gallery"
@@ -133,8 +133,8 @@ def _not_measured(_: nn.Module) -> HeadReport:
     raise ArgumentError("--work must hold NETWORK.report.json: run evidence.trained_heads first")
 
 
-def draw(record: Record, shown: Exhibition, file: Path) -> None:
-    """Draws the cross of a network on its first photograph."""
+def draw(record: Record, shown: Exhibition, file: Path) -> list[int]:
+    """Draws the cross of a network on its first photograph; returns row and column of the pixel that looks."""
     heads, exhibit = cross(record), shown.exhibits[0]
     looks = look(exhibit.network, exhibit.images[0], heads)
     image = optional_module("PIL.Image", "pillow", "pictures").Image
@@ -142,6 +142,8 @@ def draw(record: Record, shown: Exhibition, file: Path) -> None:
         picture = image.fromarray(exhibit.pictures()[0].numpy())
         draw_cross(figure.subplots(), picture, heads, looks)
     write_atomically(file, _in_few_colours(file, 200))
+    pixels = SIZE // looks[0].layout.grid[0]
+    return [place * pixels + pixels // 2 for place in nearest_patch(looks)]
 
 
 def main() -> None:
@@ -162,7 +164,7 @@ def main() -> None:
             continue
         pages[name] = {"bytes": write_pages(record, report, folder, shown), "layers": []}
         if shown is not None:
-            draw(record, shown, folder / "cross.png")
+            pages[name]["query"] = draw(record, shown, folder / "cross.png")
             pages[name]["layers"] = numbers_of(report, shown)
         print(name, pages[name], flush=True)
     publish(__file__, {**environment(__file__, "transformers"), "pages": pages})
