@@ -140,7 +140,7 @@ def _with_option(app: App, arguments: Sequence[str] | None, message: str) -> str
 def _advice(error: BaseException) -> str:
     """Names the option that imports a module, if an error is or comes of an encoding that is not known."""
     for one in (error, error.__context__):
-        if isinstance(one, UnknownNameError) and one.kind == "encoding":
+        if isinstance(one, UnknownNameError) and one.args[0] == "encoding":
             return "; --import MODULE does that"
     return ""
 

@@ -194,7 +194,7 @@ def _mixer(
         return layer
     if mixing == "hard":
         encoding: Quadratic | Shift = Shift(_HEADS, 2)
-        centres = torch.tensor(grid_centres(_HEADS))
+        centres = torch.tensor(grid_centres(_HEADS), dtype=torch.float32)
     else:
         given = None if mixing.startswith("random") else grid_centres(_HEADS)
         encoding = Quadratic(_HEADS, 2, centres=given, sharpness=sharpness)
