@@ -74,6 +74,13 @@ def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     return numbers.expand(shape)
 
 
+def require_positive(name: str, numbers: Tensor, value: Any) -> None:
+    """Raises ArgumentError unless numbers are positive and finite as they will be read, in the parameter's dtype."""
+    if not (numbers.isfinite() & (numbers > 0)).all():
+        expected = f"a positive finite number in {numbers.dtype}"
+        raise ArgumentError(must_be(name, expected, value))
+
+
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
