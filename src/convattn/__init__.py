@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from convattn.errors import ConvAttnError as ConvAttnError
     from convattn.heads import (
         analyze as analyze,
+        attention_maps as attention_maps,
         init_heads_ as init_heads_,
         mean_maps as mean_maps,
         random_heads as random_heads,
@@ -77,7 +78,7 @@ _NAMES = {
         "LinearDistance Quadratic Shift Sinusoidal register_encoding"
     ),
     "convattn.errors": "ConvAttnError",
-    "convattn.heads": "analyze init_heads_ mean_maps random_heads replace_heads",
+    "convattn.heads": "analyze attention_maps init_heads_ mean_maps random_heads replace_heads",
     "convattn.lab": "load_recipe train",
     "convattn.layers": "Content RelativeAttention1d RelativeAttention2d RelativeAttention3d",
     "convattn.models": "AttentionNet ConvNet resnet18",

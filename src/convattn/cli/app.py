@@ -22,12 +22,7 @@ from convattn.cli.study import study
 from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
 from convattn.cli.view import view
-from convattn.errors import (
-    CertificateWarning,
-    CheckpointWarning,
-    ConvAttnError,
-    UnknownNameError,
-)
+from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError, UnknownNameError
 from convattn.files import FULL
 
 _FUNCTIONS = (

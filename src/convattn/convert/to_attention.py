@@ -1,5 +1,6 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
+import copy
 from dataclasses import asdict
 
 import torch
@@ -60,21 +61,13 @@ def conv_to_attention(
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), content, impl)
-        if (
-            sharpness is not None
-        ):  # centres anew, because the layer's dtype may be too narrow for them
-            layer.encoding = _encoding(taps, sharpness)
-    _let_learn(layer, conv)
+        # anew, because the layer's dtype may be too narrow for centres
+        layer.encoding = _encoding(taps, sharpness)
+    layer.requires_grad_(conv.weight.requires_grad)
+    layer.bias = copy.deepcopy(conv.bias)
     layer.to(memory_format=suggest_memory_format(conv.weight))
     layer.train(conv.training)
     return layer, certify_attention(conv, taps, layer, attention_leak(layer))
-
-
-def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
-    """Lets the parts of a layer learn if those of its convolution do."""
-    layer.requires_grad_(conv.weight.requires_grad)
-    if layer.bias is not None and conv.bias is not None:
-        layer.bias.requires_grad_(conv.bias.requires_grad)
 
 
 def certify_attention(
@@ -115,7 +108,7 @@ def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
 def _make_layer(
     taps: Taps, encoding: Encoding, content: bool | Content, impl: str
 ) -> RelativeAttention:
-    """Makes the layer, with copies of the taps' matrices."""
+    """Makes the layer, with copies of the taps' matrices, and a bias at its start."""
     heads, outputs, _ = taps.maps.shape
     kind = ATTENTION_LAYERS[len(taps.geometry.kernel_size) - 1]
     layer = kind(
@@ -135,6 +128,4 @@ def _make_layer(
     assert isinstance(layer.values, MergedValues)
     with torch.no_grad():
         layer.values.weight.copy_(layer.values.held(taps.maps))
-        if layer.bias is not None and taps.bias is not None:
-            layer.bias.copy_(taps.bias)
     return layer
