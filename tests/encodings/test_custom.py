@@ -19,7 +19,13 @@ from convattn.encodings import (
     create_encoding,
     registry,
 )
-from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnsupportedModelError
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    EncodingRangeError,
+    ShapeError,
+    UnsupportedModelError,
+)
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.testing.contracts import EncodingContract, Formula
 
@@ -297,3 +303,17 @@ def test_what_cannot_be_registered_is_refused(registered, name, kind, message, w
     with pytest.raises(ArgumentError, match=message):
         register_encoding(name, kind)
     assert "mine" not in ENCODINGS
+
+
+def test_an_encoding_that_does_not_hold_every_displacement_says_so_by_its_extent():
+    class Narrow(Encoding):
+        extent = (3, 2)
+
+        def score(self, displacement):
+            return -displacement.abs().sum(-1).expand(self.num_heads, *displacement.shape[:-1])
+
+    layer = RelativeAttention2d(1, 1, num_heads=2, encoding=Narrow(2, 2))
+    assert layer(torch.zeros(1, 1, 3, 2)).shape == (1, 1, 3, 2)
+    message = r"Narrow holds displacements from -1 to 1 along axis 1, but -4 to 4 are asked"
+    with pytest.raises(EncodingRangeError, match=message):
+        layer(torch.zeros(1, 1, 3, 5))

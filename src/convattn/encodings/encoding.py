@@ -120,8 +120,8 @@ class Encoding(nn.Module, ABC):
     width_parameter: ClassVar[str | None] = None
     """Parameter that says how widely heads look; None if there is none. It and the centres have no weight decay."""
 
-    extent: tuple[int, ...] | None = None
-    """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; None holds all."""
+    extent: tuple[int, ...] = ()
+    """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; () holds all."""
 
     fixed_displacements: tuple[tuple[int, ...], ...] | None = None
     """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
@@ -352,7 +352,7 @@ class Encoding(nn.Module, ABC):
     def _require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the encoding does not hold all displacements of a box."""
         reaches = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
-        for axis, extent in enumerate(self.extent or ()):
+        for axis, extent in enumerate(self.extent):
             if reaches[axis] > extent - 1:
                 kind = type(self).__name__
                 fitting = math.ceil(max(reaches)) + 1

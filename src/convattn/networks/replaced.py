@@ -16,8 +16,6 @@ from convattn.networks.saved_layers import KINDS, describe_layer, rebuild_layer
 from convattn.structure import HOOKS, Structure, computed_weights, is_own_hook
 from convattn.wording import ITSELF
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
 
 def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
     """Describes every attention layer, plain convolution and identity of a network.
@@ -80,7 +78,7 @@ def _computes_weights(module: nn.Module) -> bool:
     """Tells whether hooks may compute the weights of a module, which is then left as the user's network has it."""
     if isinstance(module, RelativeAttention):
         return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
-    return any(getattr(module, hooks) for hooks in _HOOKS)
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def with_places(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -58,7 +58,7 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     return described
 
 
-def rebuild_layer(description: Mapping[str, Any], place: nn.Module | None = None) -> nn.Module:
+def rebuild_layer(description: Mapping[str, Any], place: Any = None) -> nn.Module:
     """Builds the layer that `describe_layer` described, with new weights on the default device.
 
     `place` is the module whose calls `AttendedCalls` attend to. An unknown class raises UnknownNameError, an encoding
