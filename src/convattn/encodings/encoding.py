@@ -432,11 +432,8 @@ class AxisAdditiveEncoding(Encoding):
         self._require_features()
         self.require_axes(axes)
         compute_parameters(self)
-        features = []
-        for number, axis in enumerate(axes):
-            displacements = axis.displacements(device, dtype)
-            features.append(self.axis_feature_vectors(number, displacements))
-        return features
+        along_axes = [axis.displacements(device, dtype) for axis in axes]
+        return list(map(self.axis_feature_vectors, count(), along_axes))
 
     @abstractmethod
     def axis_score(
