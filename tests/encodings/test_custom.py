@@ -190,14 +190,10 @@ def test_a_feature_width_without_features_is_said():
     class Along(Slope):
         feature_width = 3
 
-    with pytest.raises(
-        NotImplementedError, match="Wide has a feature_width, so it must have feature_vectors"
-    ):
-        Wide(2, 2).features(torch.zeros(1, 2))
-    with pytest.raises(
-        NotImplementedError, match="Along has a feature_width, so it must have axis_feature_vectors"
-    ):
-        Along(2, 2).features(torch.zeros(1, 2))
+    for kind, missing in ((Wide, "feature_vectors"), (Along, "axis_feature_vectors")):
+        message = f"{kind.__name__} has a feature_width, so it must have {missing}"
+        with pytest.raises(NotImplementedError, match=message):
+            kind(2, 2).features(torch.zeros(1, 2))
 
 
 @pytest.fixture
@@ -306,11 +302,8 @@ def test_what_cannot_be_registered_is_refused(registered, name, kind, message, w
 
 
 def test_an_encoding_that_does_not_hold_every_displacement_says_so_by_its_extent():
-    class Narrow(Encoding):
+    class Narrow(Ring):
         extent = (3, 2)
-
-        def score(self, displacement):
-            return -displacement.abs().sum(-1).expand(self.num_heads, *displacement.shape[:-1])
 
     layer = RelativeAttention2d(1, 1, num_heads=2, encoding=Narrow(2, 2))
     assert layer(torch.zeros(1, 1, 3, 2)).shape == (1, 1, 3, 2)
