@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from time import sleep
@@ -224,14 +224,12 @@ def _discard(hidden: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-@contextmanager
-def sole_use(folder: Path) -> Iterator[None]:
+def sole_use(folder: Path) -> AbstractContextManager[None]:
     """Locks an existing folder for this process by a file `.lock` in it; the lock ends with the process.
 
     Raises CheckpointError if another process has locked the folder.
     """
-    with _locked(folder / _LOCK, wait=False):
-        yield
+    return _locked(folder / _LOCK, wait=False)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], d
     config, tensors, verdict = read_whole(folder, partial(_read_files, folder, verify=verify))
     if verdict == "failed":
         message = f"the certificate in {folder} says that the conversion failed"
-        warnings.warn(message, CertificateWarning, stacklevel=3)
+        warnings.warn(message, CertificateWarning, stacklevel=4)
     if LOAD_AS in config:
         tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
     config.pop(DIGESTS, None)

@@ -46,32 +46,23 @@ def test_start_is_the_papers():
 
 
 @pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
-def test_given_centres_are_copied(kind):
+def test_centres_are_copied_those_of_each_head_or_of_all(kind):
     centres = torch.zeros(2, 2)
     encoding = kind(2, 2, centres=centres)
     centres += 1
     assert encoding.centres.abs().max() == 0
-
-
-@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
-def test_centres_of_another_shape_are_refused(kind, without_type_checks):
-    message = r"centres must be finite numbers of shape \(2, 2\), or \(2,\) for all heads, but is"
-    for centres in ([[1.0, 2.0]], [1.0, 2.0, 3.0], torch.zeros(2, 3)):
-        with pytest.raises(ShapeError, match=message):
-            kind(2, 2, centres=centres)
-    with pytest.raises(ArgumentError, match=message):
-        kind(2, 2, centres=[[1.0, 2.0], [3.0]])
-
-
-@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
-def test_one_centre_is_that_of_all_heads(kind):
     assert kind(3, 2, centres=[1.0, -2.0]).centres.tolist() == 3 * [[1.0, -2.0]]
 
 
-@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
-def test_centres_that_are_not_finite_are_refused(kind):
+def test_what_are_no_centres_is_refused(without_type_checks):
+    message = r"centres must be finite numbers of shape \(2, 2\), or \(2,\) for all heads, but is"
+    for centres in ([[1.0, 2.0]], [1.0, 2.0, 3.0], torch.zeros(2, 3)):
+        with pytest.raises(ShapeError, match=message):
+            Quadratic(2, 2, centres=centres)
+    with pytest.raises(ArgumentError, match=message):
+        Quadratic(2, 2, centres=[[1.0, 2.0], [3.0]])
     with pytest.raises(ArgumentError, match=r"centres must be finite, but is \[\[0.0, nan\]\]"):
-        kind(1, 2, centres=[[0.0, torch.nan]])
+        Quadratic(1, 2, centres=[[0.0, torch.nan]])
 
 
 @pytest.mark.parametrize("side", [1, 3, 5])
@@ -90,20 +81,10 @@ def test_grid_of_another_number_is_refused(heads):
         grid_centres(heads)
 
 
-@pytest.mark.parametrize("sharpness", [0.0, -1.0, torch.inf, torch.nan])
-def test_sharpness_out_of_range_is_refused(sharpness):
-    with pytest.raises(
-        ArgumentError,
-        match=r"sharpness must be (finite|a positive finite number in torch\.float32), but is",
-    ):
-        Quadratic(2, 2, sharpness=sharpness)
-
-
-@pytest.mark.parametrize("sharpness", [1e-50, 1e39, 1e77, 1e308])
-def test_sharpness_that_float32_cannot_hold_is_refused(sharpness):
-    with pytest.raises(
-        ArgumentError, match=r"sharpness must be a positive finite number in torch.float32, but is"
-    ):
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, 1e-50, 1e39, 1e77, 1e308, torch.inf, torch.nan])
+def test_sharpness_out_of_range_or_of_the_dtype_is_refused(sharpness):
+    message = r"sharpness must be (finite|a positive finite number in torch\.float32), but is"
+    with pytest.raises(ArgumentError, match=message):
         Quadratic(2, 2, sharpness=sharpness)
 
 

@@ -74,6 +74,13 @@ def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     return numbers.expand(shape)
 
 
+def require_positive(name: str, numbers: Tensor, value: Any) -> None:
+    """Raises ArgumentError unless numbers are positive and finite as they will be read, in the parameter's dtype."""
+    if not (numbers.isfinite() & (numbers > 0)).all():
+        expected = f"a positive finite number in {numbers.dtype}"
+        raise ArgumentError(must_be(name, expected, value))
+
+
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
@@ -113,8 +120,8 @@ class Encoding(nn.Module, ABC):
     width_parameter: ClassVar[str | None] = None
     """Parameter that says how widely heads look; None if there is none. It and the centres have no weight decay."""
 
-    extent: tuple[int, ...] | None = None
-    """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; None holds all."""
+    extent: tuple[int, ...] = ()
+    """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; () holds all."""
 
     fixed_displacements: tuple[tuple[int, ...], ...] | None = None
     """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
@@ -345,7 +352,7 @@ class Encoding(nn.Module, ABC):
     def _require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the encoding does not hold all displacements of a box."""
         reaches = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
-        for axis, extent in enumerate(self.extent or ()):
+        for axis, extent in enumerate(self.extent):
             if reaches[axis] > extent - 1:
                 kind = type(self).__name__
                 fitting = math.ceil(max(reaches)) + 1
@@ -425,11 +432,8 @@ class AxisAdditiveEncoding(Encoding):
         self._require_features()
         self.require_axes(axes)
         compute_parameters(self)
-        features = []
-        for number, axis in enumerate(axes):
-            displacements = axis.displacements(device, dtype)
-            features.append(self.axis_feature_vectors(number, displacements))
-        return features
+        along_axes = [axis.displacements(device, dtype) for axis in axes]
+        return list(map(self.axis_feature_vectors, count(), along_axes))
 
     @abstractmethod
     def axis_score(

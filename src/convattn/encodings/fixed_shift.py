@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, per_head, read_numbers
-from convattn.encodings.quadratic import Quadratic, kernel_taps, quadratic_axis_features
+from convattn.encodings.encoding import per_head, read_numbers
+from convattn.encodings.quadratic import Quadratic, QuadraticFeatures, kernel_taps
 from convattn.errors import ArgumentError, must_be
 
 _ALPHA = 800.0
@@ -16,7 +16,7 @@ _ALPHA = 800.0
 
 
 @final
-class Shift(AxisAdditiveEncoding):
+class Shift(QuadraticFeatures):
     """Hard heads: all attention of head h is at the displacement Δ_h, or at the key nearest to it.
 
     The score is −α‖δ − Δ_h‖² with α = 800, where e^{−α} is exactly zero in every dtype. So a row of attention is
@@ -80,11 +80,6 @@ class Shift(AxisAdditiveEncoding):
             )
         super().__setattr__(name, value)
 
-    @property
-    def feature_width(self) -> int:
-        """D_p = n + 1."""
-        return self.dims + 1
-
     def options(self) -> dict[str, Any]:
         """Returns displacements."""
         return {"displacements": list(map(list, self.displacements))}
@@ -119,10 +114,6 @@ class Shift(AxisAdditiveEncoding):
         places = [displacement.new_full((1,), shift[axis]) for shift in self.displacements]
         offset = displacement - per_head(torch.cat(places), displacement)
         return -_ALPHA * offset**2
-
-    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis."""
-        return quadratic_axis_features(axis, displacement, self.dims)
 
 
 def _whole_shifts(

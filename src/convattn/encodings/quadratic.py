@@ -13,6 +13,7 @@ from convattn.encodings.encoding import (
     AxisAdditiveEncoding,
     per_head,
     read_numbers,
+    require_positive,
     write_parameter,
 )
 from convattn.errors import ArgumentError, must_be
@@ -50,16 +51,6 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
         return None
     reach = side // 2
     return list(product(range(-reach, reach + 1), repeat=dims))
-
-
-def quadratic_axis_features(
-    axis: int, displacement: Float[Tensor, "*points"], dims: int
-) -> Float[Tensor, "*points _"]:
-    """Returns one axis's part of r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear."""
-    features = displacement.new_zeros(*displacement.shape, 1 + dims)
-    features[..., 0] = displacement**2
-    features[..., 1 + axis] = displacement
-    return features
 
 
 def round_shapes(roots: Float[Tensor, " heads"], dims: int) -> Float[Tensor, "heads dims dims"]:
@@ -105,8 +96,24 @@ def _gaussian_tail(sharpness: float) -> float:
     return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
 
 
+class QuadraticFeatures(AxisAdditiveEncoding):
+    """An encoding whose score −α‖δ − Δ‖² is linear in r_δ = (‖δ‖², δ₁, …, δ_n)."""
+
+    @property
+    def feature_width(self) -> int:
+        """D_p = n + 1."""
+        return self.dims + 1
+
+    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements along one axis."""
+        features = displacement.new_zeros(*displacement.shape, self.feature_width)
+        features[..., 0] = displacement**2
+        features[..., 1 + axis] = displacement
+        return features
+
+
 @final
-class Quadratic(AxisAdditiveEncoding):
+class Quadratic(QuadraticFeatures):
     """Score −α_h‖δ − Δ_h‖²: attention is a Gaussian of variance 1/(2α_h) around the centre Δ_h.
 
     As α → ∞ a head attends to the one pixel at its centre, which makes it a tap of a convolution. The sharpness is
@@ -164,10 +171,7 @@ class Quadratic(AxisAdditiveEncoding):
     def sharpness(self, value: Any) -> None:
         dtype = self.root_sharpness.dtype
         roots = math.sqrt(2) * read_numbers("sharpness", value, (self.num_heads,)).sqrt()
-        rounded = roots.to(dtype) ** 2 / 2  # as it will be read
-        if not (rounded.isfinite() & (rounded > 0)).all():
-            expected = f"a positive finite number in {dtype}"
-            raise ArgumentError(must_be("sharpness", expected, value))
+        require_positive("sharpness", roots.to(dtype) ** 2 / 2, value)
         write_parameter(self, "root_sharpness", roots)
 
     def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
@@ -193,18 +197,9 @@ class Quadratic(AxisAdditiveEncoding):
         """√(2α) times the identity."""
         return round_shapes(self.root_sharpness, self.dims)
 
-    @property
-    def feature_width(self) -> int:
-        """D_p = n + 1."""
-        return self.dims + 1
-
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
         centre = per_head(self.centres[:, axis], displacement)
         root = per_head(self.root_sharpness, displacement)
         scaled = root * (displacement - centre)
         return -0.5 * scaled**2
-
-    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis."""
-        return quadratic_axis_features(axis, displacement, self.dims)
