@@ -38,7 +38,6 @@ from convattn.heads.head_report import (
 )
 from convattn.heads.head_sums import NO_POSITION, has_positions
 from convattn.heads.jackknife import GROUPS, held_out
-from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import Watcher
@@ -280,7 +279,7 @@ class Run:
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
-        watcher = Watcher(model, self._names)
+        watcher = Watcher(model, self._names, prove=like is self)
         shapes = defaultdict[str, set[tuple[int, ...]]](set)
         for start, stop in self._batches((fitted, self.count), like):
             samples = [image(number) for number in order[start:stop]]
@@ -361,7 +360,7 @@ class Run:
             allowed = call.layout.allowed.expand(len(call.weights), -1, -1, -1)
             call = replace(call, layout=replace(call.layout, allowed=None), allowed=allowed)
         if name not in self.layers:
-            self.layers[name] = LayerMeasure(call, self._kernel_size)
+            self.layers[name] = LayerMeasure(call, self._kernel_size, self.layers.values())
         layer = self.layers[name]
         if name in self._masked or layer.pairs.fits(call.layout):
             layer.add(call, members, held_out=held_out)
@@ -389,7 +388,6 @@ def _layer_report(
     layer = main.layers[name]
     pairs = layer.pairs
     layout = pairs.layout
-    uniform_distance, _ = everywhere_alike(pairs)
     beside = []
     for control, run in controls.items():
         if name in run.layers:
@@ -404,7 +402,7 @@ def _layer_report(
         normalised=layer.normalised,
         error=layer.error,
         budget=layer.budget,
-        uniform_distance=uniform_distance,
+        uniform_distance=pairs.everywhere_alike[0],
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer_statistics(layer, radius),
         controls=tuple(beside),

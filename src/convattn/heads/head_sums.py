@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import log2
+from math import exp, log2
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -47,6 +47,28 @@ class Pairs:
         """‖δ‖ of every displacement."""
         return self.displacements.norm(dim=1)
 
+    def shared_out(
+        self, logs: Float64[Tensor, " displacements"]
+    ) -> Float64[Tensor, "groups rows cols"]:
+        """Returns weights of every pair by displacement, given as logarithms, such that those of a query sum to 1."""
+        without_pair = logs.new_full((1,), -torch.inf)
+        scores = torch.cat([logs, without_pair])[self.bins]
+        nothing = (scores == -torch.inf).all(dim=2, keepdim=True)
+        return scores.softmax(dim=2).masked_fill(nothing, 0.0)
+
+    @cached_property
+    def uniform(self) -> Float64[Tensor, "groups rows cols"]:
+        """Weights that are the same for all keys of a query."""
+        return self.shared_out(torch.zeros_like(self.counts))
+
+    @cached_property
+    def everywhere_alike(self) -> tuple[float, float]:
+        """Mean attention distance, in cells, and exp(mean entropy) of a head that looks everywhere alike."""
+        lengths = torch.cat([self.lengths, self.lengths.new_zeros(1)])
+        distances = self.uniform * lengths[self.bins]
+        entropies = -torch.xlogy(self.uniform, self.uniform)
+        return float(distances.sum() / self.queries), exp(entropies.sum() / self.queries)
+
     def within(self, radius: int) -> Int64[Tensor, " kernel"]:
         """Returns the numbers of the displacements of at most `radius` along each axis."""
         largest = self.displacements.abs().amax(dim=1)
@@ -54,12 +76,9 @@ class Pairs:
 
     def fits(self, layout: Layout) -> bool:
         """Says whether another call of the layer has the same layout, but for pairs that it alone excludes."""
-        if not self.layout.lies_like(layout):
-            return False
-        own = self.layout.allowed
-        if own is None:
-            return True
-        return layout.allowed is not None and torch.equal(own, layout.allowed)
+        if self.layout.allowed is None:
+            return self.layout.lies_like(layout)
+        return self.layout.equals(layout)
 
 
 def has_positions(layout: Layout) -> bool:
@@ -224,12 +243,12 @@ def _by_displacement(
     groups: int,
 ) -> Float64[Tensor, "all_groups displacements"]:
     """Adds up the weights of each displacement over the images of each group."""
-    bins = pairs.bins.flatten()
-    displacements = len(pairs.counts)
-    total = torch.zeros_like(pairs.counts).repeat(groups, 1)
     present, group_of_image = members.unique(return_inverse=True)
     sums = weights.new_zeros(len(present), *weights.shape[1:])
     sums.index_add_(0, group_of_image, weights)
-    for group, values in zip(present.tolist(), sums.double().flatten(1), strict=True):
-        total[group] = torch.bincount(bins, values, minlength=displacements + 1)[:displacements]
-    return total
+    values = sums.double().flatten(1)
+    uncounted = pairs.counts.new_zeros(1)
+    total = torch.cat([pairs.counts, uncounted]).zero_().repeat(groups, 1)
+    added = total[present].scatter_add_(1, pairs.bins.flatten().expand_as(values), values)
+    total[present] = added
+    return total[:, :-1]
