@@ -24,7 +24,8 @@ def by_position(layout, images=8, seed=0):
     )
     scores = table[:, pairs.bins].movedim(0, 1)
     weights = scores.softmax(-1).nan_to_num(0.0)
-    made[:, :, pairs.rows[:, None], pairs.cols[None]] = weights
+    rows, cols = (torch.arange(size) for size in made.shape[2:])
+    made[:, :, rows[pairs.rows, None], cols[None, pairs.cols]] = weights
     call = call_of(layout, made.expand(images, -1, -1, -1, -1))
     return call, pairs, table[:, :-1].log_softmax(-1)
 

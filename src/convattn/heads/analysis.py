@@ -34,6 +34,7 @@ from convattn.heads.head_report import (
     Control,
     HeadReport,
     LayerReport,
+    call_name,
     weight_digests,
 )
 from convattn.heads.head_sums import NO_POSITION, has_positions
@@ -347,10 +348,7 @@ class Run:
         call: AttentionCall,
     ) -> None:
         """Counts and adds one call of one layer; a layer whose mask is not that of the calls before is only noted."""
-        name = call.name
-        calls[name] += 1
-        if calls[name] > 1:
-            name = f"{name}{AGAIN}{calls[name]})"
+        name = call_name(call.name, calls)
         on_cpu = {key: part.cpu() for key, part in vars(call).items() if isinstance(part, Tensor)}
         call = replace(call, **on_cpu)
         if self._names is None and not has_positions(call.layout):

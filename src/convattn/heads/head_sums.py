@@ -33,8 +33,8 @@ class Pairs:
     """The pairs (q, k) of a layout with a position each that its mask allows."""
 
     layout: Layout  # Where queries and keys lie
-    rows: Int64[Tensor, " rows"]  # Which queries have a position, in any of the groups
-    cols: Int64[Tensor, " cols"]  # Which keys have a position
+    rows: slice | Int64[Tensor, " rows"]  # Which queries have a position, in any of the groups
+    cols: slice | Int64[Tensor, " cols"]  # Which keys have a position
     valid: Bool[Tensor, "groups rows cols"] | None  # Which of their pairs count; None if all
     # Number of each pair's displacement; those that do not count have the last
     bins: Int64[Tensor, "groups rows cols"]
@@ -46,6 +46,13 @@ class Pairs:
     def lengths(self) -> Float64[Tensor, " displacements"]:
         """‖δ‖ of every displacement."""
         return self.displacements.norm(dim=1)
+
+    def by_displacement(
+        self, values: Float64[Tensor, "rows pairs"], bins: Int64[Tensor, "rows pairs"]
+    ) -> Float64[Tensor, "rows displacements"]:
+        """Adds up the values of each row that have the same displacement; `bins` are the numbers of theirs."""
+        total = values.new_zeros(len(values), len(self.counts) + 1)
+        return total.scatter_add_(1, bins, values)[:, :-1]
 
     def shared_out(
         self, logs: Float64[Tensor, " displacements"]
@@ -111,8 +118,8 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     displacements = torch.stack(places, dim=1) + first
     return Pairs(
         layout=layout,
-        rows=rows,
-        cols=cols,
+        rows=_stretch(rows),
+        cols=_stretch(cols),
         valid=None if bool(valid.all()) else valid.clone(),
         bins=bins,
         displacements=displacements.double() / _STEPS,
@@ -178,7 +185,7 @@ def sum_heads(
         of_heads["over_images"].append(by_group(sum_squares(apart) * unbiased))
     sums = {name: torch.stack(parts, dim=1) for name, parts in of_heads.items()}
     counted = by_group(call.weights.new_ones(images))
-    on_prefix = _select(call.weights[..., pairs.layout.key_prefix], pairs.rows, 3).double()
+    on_prefix = call.weights[..., pairs.layout.key_prefix][:, :, :, pairs.rows].double()
     if pairs.valid is not None:
         on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
     prefix_queries = pairs.layout.prefix_queries()
@@ -201,8 +208,7 @@ def attention_on_grid(
     """Returns the weights of a head for the pairs that count, and 0 for the others."""
     weights = call.weights[:, :, head]
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    weights = _select(weights, pairs.rows, 2)
-    weights = _select(weights, pairs.cols, 3)
+    weights = weights[:, :, pairs.rows][..., pairs.cols]
     return weights if pairs.valid is None else weights * pairs.valid
 
 
@@ -225,15 +231,11 @@ def _total(rows: Float[Tensor, "images groups rows"]) -> Float64[Tensor, " image
     return rows.double().sum(dim=(1, 2))
 
 
-def _select(
-    weights: Float[Tensor, "images groups *pairs"], places: Int64[Tensor, " places"], axis: int
-) -> Float[Tensor, "images groups *selected"]:
-    """Takes some of the queries or keys, without a copy where they are one stretch."""
+def _stretch(places: Int64[Tensor, " places"]) -> slice | Int64[Tensor, " places"]:
+    """Returns places in order as a slice, which takes them without a copy, if nothing is between them."""
     first = int(places[0])
-    count = len(places)
-    if int(places[-1]) - first + 1 == count:
-        return weights.narrow(axis, first, count)
-    return weights.index_select(axis, places)
+    behind = int(places[-1]) + 1
+    return slice(first, behind) if behind - first == len(places) else places
 
 
 def _by_displacement(
@@ -247,8 +249,6 @@ def _by_displacement(
     sums = weights.new_zeros(len(present), *weights.shape[1:])
     sums.index_add_(0, group_of_image, weights)
     values = sums.double().flatten(1)
-    uncounted = pairs.counts.new_zeros(1)
-    total = torch.cat([pairs.counts, uncounted]).zero_().repeat(groups, 1)
-    added = total[present].scatter_add_(1, pairs.bins.flatten().expand_as(values), values)
-    total[present] = added
-    return total[:, :-1]
+    total = values.new_zeros(groups, len(pairs.counts))
+    total[present] = pairs.by_displacement(values, pairs.bins.flatten().expand_as(values))
+    return total

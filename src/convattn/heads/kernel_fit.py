@@ -88,7 +88,8 @@ def fit_logs(
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
     largest = measured.amax(dim=1)
-    keys = _keys_by_displacement(pairs)
+    bins = pairs.bins.flatten(0, 1)
+    keys = pairs.by_displacement(torch.ones_like(bins, dtype=torch.float64), bins)  # Of each query
     weights = measured / pairs.counts
     rounds = 0
     while True:
@@ -103,13 +104,3 @@ def fit_logs(
         weights = weights * step.clamp(-1, 1).exp()
         weights = weights / weights.sum(dim=1, keepdim=True)
         rounds += 1
-
-
-def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacements"]:
-    """Returns how many keys each query has at each displacement."""
-    bins = pairs.bins.flatten(0, 1)
-    size = len(pairs.counts)
-    counts = torch.zeros(len(bins), size + 1, dtype=torch.float64, device=bins.device)
-    ones = torch.ones_like(bins, dtype=torch.float64)
-    counts.scatter_add_(1, bins, ones)
-    return counts[:, :size]
