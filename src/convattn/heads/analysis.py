@@ -110,13 +110,14 @@ def analyze(
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
     require_network("model", model)
-    samples = _require(images, kernel_size, controls)
-    image_shape = tuple(next(iter(_image(samples, 0).values())).shape)
+    inputs = _require(images, kernel_size, controls)
+    first_input = next(iter(inputs.values()))
+    image_count, image_shape = len(first_input), tuple(first_input[0].shape)
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in survey(model) if layer.refused]
-    counts = {MEASURED: len(samples)}
-    counts |= {name: control_count(len(samples)) for name in CONTROLS if name in controls}
+    counts = {MEASURED: image_count}
+    counts |= {name: control_count(image_count) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
@@ -125,7 +126,7 @@ def analyze(
             if name == SHUFFLED:
                 first = next(iter(runs[MEASURED].layers.values()))
                 grid = first.pairs.layout.grid
-                if isinstance(samples[0], Mapping) or not can_shuffle(image_shape, grid):
+                if _ONLY not in inputs or not can_shuffle(image_shape, grid):
                     notes.append(f"{SHUFFLED}: {image_shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
@@ -135,15 +136,15 @@ def analyze(
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
             runs[name] = Run(count, layers, kernel_size)
-            image = partial(_image, samples, grid=grid)
+            image = partial(_image, inputs, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     return HeadReport(
         model=type(model).__name__,
-        images=len(samples),
+        images=image_count,
         control_images=max((run.count for run in runs.values()), default=0),
         image_shape=image_shape,
-        groups=min(GROUPS, len(samples)),
+        groups=min(GROUPS, image_count),
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
@@ -154,11 +155,16 @@ def analyze(
     )
 
 
-def _require(images: Any, kernel_size: int, controls: Any) -> Any:
-    """Returns the images, and a mapping of inputs as a list of mappings; raises on a mistake in the arguments."""
+def _require(images: Any, kernel_size: int, controls: Any) -> dict[str, Any]:
+    """Returns the images of each input by its name; raises on a mistake in the arguments."""
+    inputs = {_ONLY: images}
+    counts: dict[str, int | None] = {}
     if isinstance(images, Mapping):
-        images = _by_sample(images)
-    if isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
+        inputs = dict(images)
+        for name, batch in images.items():
+            is_batch = isinstance(batch, Tensor) and batch.ndim
+            counts[name] = len(batch) if is_batch else None
+    elif isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
         expected = (
             "a tensor, a list of single images, or for a network of several inputs a mapping like"
             ' {"name of the argument": batch, …}'
@@ -169,9 +175,13 @@ def _require(images: Any, kernel_size: int, controls: Any) -> Any:
         raise ArgumentError(
             must_be("images", "a batch, whose first axis numbers the images", shape)
         )
-    if len(images) == 0:
+    if None in counts.values() or len(set(counts.values())) > 1:
+        raise ArgumentError(
+            f"images must hold a batch of each input, all as long, but hold {counts}"
+        )
+    if not inputs or not len(next(iter(inputs.values()))):
         raise ArgumentError("images must be at least one, but there is none")
-    for first in _image(images, 0).values():
+    for first in _image(inputs, 0).values():
         if first.numel() == 0:
             shape = tuple(first.shape)
             raise ArgumentError(must_be("images", "of at least one value each", shape))
@@ -182,34 +192,22 @@ def _require(images: Any, kernel_size: int, controls: Any) -> Any:
     for name in controls:
         if name not in CONTROLS:
             raise UnknownNameError("control", name, CONTROLS)
-    return images
-
-
-def _by_sample(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """Cuts a batch of each of several inputs into samples."""
-    counts = {}
-    for name, batch in inputs.items():
-        is_batch = isinstance(batch, Tensor) and batch.ndim
-        counts[name] = len(batch) if is_batch else None
-    if None in counts.values() or len(set(counts.values())) > 1:
-        raise ArgumentError(
-            f"images must hold a batch of each input, all as long, but hold {counts}"
-        )
-    return [dict(zip(inputs, parts, strict=True)) for parts in zip(*inputs.values(), strict=True)]
+    return inputs
 
 
 _ONLY = ""
 """Name of the input of a network that has one."""
 
 
-def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Mapping[str, Tensor]:
+def _image(
+    inputs: Mapping[str, Any], number: int, grid: tuple[int, ...] | None = None
+) -> dict[str, Tensor]:
     """Returns an image by the name of the input, shuffled if a grid is given.
 
     Raises ArgumentError unless it is a dense tensor with values.
     """
-    image = images[number]
-    inputs = image if isinstance(image, Mapping) else {_ONLY: image}
-    for key, part in inputs.items():
+    image = {key: batch[number] for key, batch in inputs.items()}
+    for key, part in image.items():
         name = f"images[{key!r}][{number}]" if key else f"images[{number}]"
         if not isinstance(part, Tensor):
             raise ArgumentError(must_be_a(name, "a tensor", part))
@@ -217,7 +215,9 @@ def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Map
             raise ArgumentError(must_be(name, "dense", part.layout))
         if part.is_meta:
             raise ArgumentError(f"{name} must have values, but is on the meta device")
-    return inputs if grid is None else {_ONLY: shuffled(inputs[_ONLY], grid, number)}
+    if grid is not None:
+        image[_ONLY] = shuffled(image[_ONLY], grid, number)
+    return image
 
 
 _SECONDS = 10.0
