@@ -184,7 +184,7 @@ def test_a_network_of_heads_that_stay_has_no_timeline():
     ("differs", "message"),
     [
         ("all", "report was measured with other weights than network has, of blocks.0.mixer"),
-        ("stem", "with other weights than network has, of layers that were not measured"),
+        ("stem", "with other weights than network has, of other layers than those measured"),
         ("names", "report is of another network: network has no layer layer"),
     ],
 )
