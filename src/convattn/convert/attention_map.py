@@ -184,12 +184,11 @@ def sum_over_keys(
         pads = [(0, 0)] * len(axes)
     along = zip(axes, pads, strict=True)
     for dim, (axis, (before, after)) in enumerate(along, start=1):
-        queries = torch.tensor(list(axis.queries))[:, None]
+        queries = torch.tensor(axis.queries)[:, None]
         keys = queries + axis.displacements()[None]
         first = max(before, 0)
         last = axis.keys - max(after, 0)
-        inside = (keys >= first) & (keys < last)
-        sees = inside.to(table)
+        sees = ((keys >= first) & (keys < last)).to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table
 

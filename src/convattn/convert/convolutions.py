@@ -234,6 +234,11 @@ def _read(
         if reason is not None:
             raise UnsupportedModelError(reason)
         convolutions = _read_calls(module, names, recorders[0].runs[names[0]][0], is_sized)
+    for one in convolutions:
+        one.conv.train(module.training)
+        reason = why_unsupported(one.conv)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
     hooks = _hook_notes(module, is_kept=plain is None)
     return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
 
@@ -286,10 +291,6 @@ def _read_calls(
         if call.weight is None:
             conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))
             notes = ("its weight is computed in each call, as before",)
-        conv.train(module.training)
-        reason = why_unsupported(conv)
-        if reason is not None:
-            raise UnsupportedModelError(reason)
         convolutions.append(
             NetworkConvolution(
                 names=tuple(names),
@@ -341,13 +342,9 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     bias: Any = module.bias
     _require_plain(weight=weight, bias=bias)
     conv: Any = put_tensors(base(**options, bias=False, device="meta"), weight, bias)
-    conv.train(module.training)
     padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
     if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(module, padded):
         return None
-    reason = why_unsupported(conv)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
     return NetworkConvolution(names=tuple(names), conv=conv)
 
 
