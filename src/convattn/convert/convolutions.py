@@ -20,6 +20,7 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    convolution,
     put_tensors,
     why_no_values,
     why_unsupported,
@@ -286,7 +287,7 @@ def _read_calls(
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias
         _require_plain(weight=weight)
-        conv = call.build(weight, bias)
+        conv = convolution(call.module, weight, bias, **call.options)
         notes = ()
         if call.weight is None:
             conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))

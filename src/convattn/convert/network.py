@@ -320,7 +320,7 @@ def _convert_layer(layer: RelativeAttention, sizes: tuple[int, ...], **options: 
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives, if it is known."""
     if not sizes:
         return attention_to_conv(layer, **options)
-    heads = fixed_heads(layer.encoding, layer.like.dtype)
+    heads = fixed_heads(layer)
     if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
         conv, certificate = attention_to_conv(layer, **options)
         if certificate.any_size:

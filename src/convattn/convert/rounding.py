@@ -106,8 +106,7 @@ class Roundings:
         """Returns the error of each element that rounding explains; `eps` is that of the dtype."""
         bound = torch.full_like(self._exact, math.inf)
         for runs in self._runs:
-            most = torch.stack([run for run, _ in runs])
-            counts = torch.stack([count for _, count in runs])
+            most, counts = map(torch.stack, zip(*runs, strict=True))
             highest = most.amax(0)
             counts = counts * (most > _ALIKE * highest)
             bound = torch.minimum(bound, highest * _margin(counts.sum(0)))
