@@ -84,11 +84,6 @@ class NetworkConvolution:
             return self.name
         return f"{self.name}.layers.{self.number - 1}".removeprefix(".")
 
-    @property
-    def layout(self) -> tuple[type, int]:
-        """A key; convolutions with equal keys hold a weight in the same layout."""
-        return type(self.conv), self.conv.groups
-
 
 def find_convolutions(
     model: nn.Module, include: Patterns, exclude: Patterns, arguments: Arguments
@@ -207,13 +202,10 @@ def why_refused(module: nn.Module) -> str | None:
         reason = "it is quantised; convert the network before quantising"
     elif isinstance(module, LazyModuleMixin):
         reason = "it is lazy and not initialised; run the network once first"
-    if reason is not None:
-        return reason
     for key, tensor in {**module._parameters, **module._buffers}.items():
-        reason = None if tensor is None else why_no_values(key, tensor)
-        if reason is not None:
-            return reason
-    return None
+        if reason is None and tensor is not None:
+            reason = why_no_values(key, tensor)
+    return reason
 
 
 def _read(

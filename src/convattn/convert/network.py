@@ -39,7 +39,7 @@ from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
 from convattn.errors import ConvAttnError, ConversionError, UnsupportedModelError
 from convattn.grid import whole_number
-from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
+from convattn.layers import Content, NormalisedConv, RelativeAttention
 from convattn.random_numbers import keep_random_state
 from convattn.structure import dtypes_in_words, find_empty, full_name, network_digest
 from convattn.wording import some
@@ -163,13 +163,12 @@ def with_attention(
         if convolution.call is not None:
             calling.setdefault(old, []).append((convolution.call, layer))
         else:
+            conv = convolution.conv
+            values: Any = layer.values
             layer.bias = old.bias
-            if isinstance(layer.values, MergedValues):
-                is_kernel = (
-                    layer.values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
-                )
-                own = old.weight if is_kernel else layer.values.weight
-                layer.values.weight = weights.setdefault((old.weight, convolution.layout), own)
+            is_kernel = values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
+            own = old.weight if is_kernel else values.weight
+            values.weight = weights.setdefault((old.weight, type(conv), conv.groups), own)
             replaced[old] = layer
         certificates.append(certificate)
     return graft(result, {**replaced, **attended(calling)}), certificates
