@@ -24,7 +24,7 @@ from benchmarks.page import suite_page
 from convattn.files import write_atomically
 from convattn.heads import verdict
 from convattn.lab import paper_table
-from evidence import head_rows, replacing, results, studies, values
+from evidence import results, studies, values
 from evidence.attention_adapters import __main__ as attention_adapters
 from evidence.card import page as card
 from evidence.certify import __main__ as certify
@@ -32,7 +32,6 @@ from evidence.encodings import __main__ as encodings
 from evidence.real_weights import page as real_weights
 from evidence.results import EVIDENCE, PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
-from evidence.speech_heads import page as speech_heads
 from evidence.speedrun import __main__ as speedrun
 from evidence.speedrun import centres, operations, stem
 from evidence.studies import Study
@@ -45,10 +44,8 @@ TEMPLATES = EVIDENCE / "templates"
 WORDS = (
     report,
     centres,
-    head_rows,
     operations,
     paper_table,
-    replacing,
     results,
     stem,
     studies,
@@ -64,7 +61,6 @@ QUESTIONS = {
     "encodings": encodings,
     "real_weights": real_weights,
     "sharpness": sharpness,
-    "speech_heads": speech_heads,
     "speedrun": speedrun,
     "sweep": sweep,
     "trained_heads": trained_heads,

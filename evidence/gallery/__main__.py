@@ -1,17 +1,15 @@
 """The gallery: a page with the heads of each trained network, and the interactive page of those that see pictures.
 
-    python -m evidence.gallery --work WORK [--both FOLDER]
+    python -m evidence.gallery --work WORK
 
 WORK is that of evidence.trained_heads, with the reports that it measured. Reports go into docs/gallery, and scenes with
-flower.jpg of scikit-learn and as many layers of the cross as fit, of which the site makes pages. With --both all goes
-into FOLDER, with the pages and with china.jpg, too, and without a record.
+two photographs of scikit-learn and as many layers of the cross as fit, of which the site makes pages.
 """
 
 import base64
 import io
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -25,13 +23,13 @@ from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
 from convattn.lab.figures import figure_files
 from convattn.lab.html_pages import write_report
-from convattn.viewer import Exhibit, SceneSizeError, build_scene, write_page
+from convattn.viewer import Exhibit, SceneSizeError, build_scene
 from convattn.viewer.exhibition import Exhibition
-from evidence.head_rows import kept_report
 from evidence.photographs import prepared
 from evidence.results import ROOT, environment, new_parser, publish
 from evidence.trained_heads.page import Record, cross, run
-from evidence.trained_heads.picture import NETWORKS, SIZE, draw_cross, look
+from evidence.trained_heads.picture import NETWORKS, SIZE, draw_cross, look, nearest_patch
+from evidence.trained_heads.reports import kept_report
 
 GALLERY = ROOT / "docs" / "gallery"
 PHOTOGRAPHS = {
@@ -40,8 +38,8 @@ PHOTOGRAPHS = {
 }
 """Photographs of scikit-learn under CC BY 2.0, and where they are from."""
 
-SMALL, LARGE = 650_000, 3_500_000
-"""Bytes that the maps and pictures of a page may have: a page in docs/gallery, and one with both photographs."""
+LARGEST = 1_900_000
+"""Bytes that the maps and pictures of a page may have, so that the repository stays small."""
 
 NO_WEIGHTS = "This page holds measurements, and no weights of the network."
 ROUNDED = "Maps are stored in 8 bits: a weight is off by at most 1/510 of the range of its query's weights."
@@ -52,25 +50,23 @@ def source_of(record: Record) -> str:
     return f"Weights: {record['about']}.".replace("`", "")
 
 
-def credit(names: Sequence[str]) -> str:
+def credit() -> str:
     """Names the photographs and their licence."""
-    words = [f"{name} of scikit-learn ({PHOTOGRAPHS[name]})" for name in names]
+    words = [f"{name} of scikit-learn ({home})" for name, home in PHOTOGRAPHS.items()]
     return f"Scaled and cut: {' and '.join(words)}, CC BY 2.0."
 
 
-def exhibition(
-    record: Record, network: nn.Module, names: Sequence[str], colours: Any, largest: int
-) -> Exhibition:
+def exhibition(record: Record, network: nn.Module, colours: Any) -> Exhibition:
     """Shows a network on photographs, with the layers that hold most of the cross, as many as fit."""
     datasets = optional_module("sklearn.datasets", "scikit-learn", "train").datasets
     image = optional_module("PIL.Image", "pillow", "pictures").Image
-    photographs = [image.fromarray(datasets.load_sample_image(name)) for name in names]
+    photographs = [image.fromarray(datasets.load_sample_image(name)) for name in PHOTOGRAPHS]
     exhibit = Exhibit(
         network,
         torch.stack([prepared(photograph, SIZE, colours)[0] for photograph in photographs]),
         name="trained",
         title=record["title"],
-        note=" ".join([source_of(record), NO_WEIGHTS, ROUNDED, credit(names)]),
+        note=" ".join([source_of(record), NO_WEIGHTS, ROUNDED, credit()]),
         mean=colours[0],
         std=colours[1],
     )
@@ -81,11 +77,11 @@ def exhibition(
         title = f"{record['title']}, layer {' and '.join(map(str, numbers))}"
         shown = replace(exhibit, layers=tuple(layers[:count]), title=title)
         try:
-            build_scene(shown, largest=largest)
+            build_scene(shown, largest=LARGEST)
         except SceneSizeError:
             continue
-        return Exhibition((shown,), tuple(names), ())
-    raise ArgumentError(f"no layer of {record['title']} fits into {largest} bytes")
+        return Exhibition((shown,), tuple(PHOTOGRAPHS), ())
+    raise ArgumentError(f"no layer of {record['title']} fits into {LARGEST} bytes")
 
 
 def numbers_of(report: HeadReport, shown: Exhibition) -> list[int]:
@@ -111,7 +107,7 @@ def write_pages(
         if shown is not None:
             layers = " and ".join(map(str, numbers_of(report, shown)))
             about.append(f"Maps of layer {layers} lead to the interactive page.")
-            about += [ROUNDED, credit(shown.names)]
+            about += [ROUNDED, credit()]
         notice = f'<p class="small">{escape(" ".join(about))}</p>\n'
         pages: dict[str, str | bytes] = {"index.html": page.replace("<h2>", f"{notice}<h2>", 1)}
         if shown is not None:
@@ -137,8 +133,8 @@ def _not_measured(_: nn.Module) -> HeadReport:
     raise ArgumentError("--work must hold NETWORK.report.json: run evidence.trained_heads first")
 
 
-def draw(record: Record, shown: Exhibition, file: Path) -> None:
-    """Draws the cross of a network on its first photograph."""
+def draw(record: Record, shown: Exhibition, file: Path) -> list[int]:
+    """Draws the cross of a network on its first photograph; returns row and column of the pixel that looks."""
     heads, exhibit = cross(record), shown.exhibits[0]
     looks = look(exhibit.network, exhibit.images[0], heads)
     image = optional_module("PIL.Image", "pillow", "pictures").Image
@@ -146,38 +142,32 @@ def draw(record: Record, shown: Exhibition, file: Path) -> None:
         picture = image.fromarray(exhibit.pictures()[0].numpy())
         draw_cross(figure.subplots(), picture, heads, looks)
     write_atomically(file, _in_few_colours(file, 200))
+    pixels = SIZE // looks[0].layout.grid[0]
+    return [place * pixels + pixels // 2 for place in nearest_patch(looks)]
 
 
 def main() -> None:
     """Writes the pages."""
-    parser = new_parser(__doc__, "--work")
-    parser.add_argument("--both", type=Path, help="folder for pages with both photographs")
-    given = parser.parse_args()
-    photographs, largest = list(PHOTOGRAPHS), LARGE
-    if given.both is None:
-        photographs, largest = photographs[:1], SMALL
+    work = new_parser(__doc__, "--work").parse_args().work
     pages = {}
     for name, record in run().items():
-        folder = (given.both or GALLERY) / name
-        file, shown = given.work / f"{name}.report.json", None
+        folder = GALLERY / name
+        file, shown = work / f"{name}.report.json", None
         if name in NETWORKS:
             load, colours = NETWORKS[name]
-            network = load(given.work)
+            network = load(work)
             report = kept_report(file, network, _not_measured)
-            shown = exhibition(record, network, photographs, colours, largest)
+            shown = exhibition(record, network, colours)
         elif file.is_file():
             report = HeadReport.load(file)
         else:
             continue
         pages[name] = {"bytes": write_pages(record, report, folder, shown), "layers": []}
         if shown is not None:
-            draw(record, shown, folder / "cross.png")
-            if given.both is not None:
-                write_page(shown.scene(report), folder / "view.html")
+            pages[name]["query"] = draw(record, shown, folder / "cross.png")
             pages[name]["layers"] = numbers_of(report, shown)
         print(name, pages[name], flush=True)
-    if given.both is None:
-        publish(__file__, {**environment(__file__, "transformers"), "pages": pages})
+    publish(__file__, {**environment(__file__, "transformers"), "pages": pages})
 
 
 if __name__ == "__main__":

@@ -29,13 +29,12 @@ from convattn.heads.jackknife import Estimate
 from convattn.heads.mean_maps import mean_maps
 from convattn.heads.untrained import untrained
 from convattn.heads.verdict import CONVOLUTION, NEIGHBOUR, HeadVerdict, count_words
-from evidence.head_rows import kept_report
-from evidence.replacing import by_score
 from evidence.results import environment, new_parser
 from evidence.trained_heads import arms
 from evidence.trained_heads.arms import Head, altered
 from evidence.trained_heads.networks import LOADERS, Trained, alike, load
-from evidence.trained_heads.page import CHOSEN, INPUTS
+from evidence.trained_heads.page import BEFORE, CHOSEN, INPUTS
+from evidence.trained_heads.reports import by_score, kept_report
 
 DRAWS, CURVE, CURVE_DRAWS = 20, 10, 5
 """Draws of a random arm; test inputs of the curve, and its draws."""
@@ -462,9 +461,6 @@ def tasks(study: Study) -> None:
                 network = altered(network, study.report, study.maps, heads, arm)
             study.keep({"part": "tasks", "arm": arm, "right": task(network)})
 
-
-BEFORE = "before"
-"""The network as it is."""
 
 RUNS = {
     "words": words,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evidence import packaged_weights
 from evidence.photographs import IMAGENET, Colours, photographs
 from evidence.results import cifar10
-from evidence.speech_heads.digits import clips, heard_digits, mistakes, transcribe
+from evidence.trained_heads.digits import clips, heard_digits, mistakes, transcribe
 from evidence.trained_heads.page import INPUTS
 from evidence.trained_heads.texts import paragraphs, tokens
 

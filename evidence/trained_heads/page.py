@@ -329,6 +329,9 @@ def tasks_table() -> str:
     return markdown_table(["task, % right", *arms], rows)
 
 
+BEFORE = "before"
+"""The network as it is."""
+
 TASKS = {
     "clip": "linear probe on CIFAR-10",
     "swin": "decisions that stay",
@@ -336,6 +339,16 @@ TASKS = {
     "antiberty": "masked residues",
 }
 """What the tasks are."""
+
+
+def task_in_words(name: str) -> str:
+    """Says what is right of a task as it is, and with the own and the turned kernels of the chosen heads."""
+    rows = {row["arm"]: _right(row["right"]) for row in run()[name]["tasks"]}
+    turned = next(rows[arm] for arm in (TURNED[1], REVERSED) if arm in rows)
+    return (
+        f"{TASKS[name]}, {rows[BEFORE]} % right as it is, {rows[OWN]} % with own kernels of {CHOSEN} heads, {turned} %"
+        " with turned ones"
+    )
 
 
 def missing_tasks() -> str:

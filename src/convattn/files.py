@@ -164,16 +164,14 @@ def read_whole(folder: Path, read: Callable[[], T]) -> T:
     """
     for _ in range(_TRIES):
         before = folder_state(folder)
-        result, failure = None, None
         try:
             result = read()
-        except (OSError, CheckpointError) as error:
-            failure = error
-        if folder_state(folder) != before:
+        except (OSError, CheckpointError):
+            if folder_state(folder) == before:
+                raise
             continue
-        if failure is not None:
-            raise failure
-        return result  # type: ignore[return-value]
+        if folder_state(folder) == before:
+            return result
     raise CheckpointError(
         f"{folder} was replaced by another process each of the {_TRIES} times that it was read"
     )

@@ -155,7 +155,10 @@ MISTAKES = {
         "AttentionNet is not known to be trained on CIFAR-10 or digits",
     ),
     "taken": (f"{SMALL} -o full/mine", "--output must be a file that does not exist"),
-    "no folder": (f"{SMALL} -o none/page.html", "--output must be in a folder that exists"),
+    "no folder": (
+        f"{SMALL} -o none/page.html",
+        "--output cannot be made: No such file or directory",
+    ),
 }
 
 

@@ -4,10 +4,11 @@ import timm
 import torch
 import transformers
 from tests.heads.report_cases import TIMM, bert, images, outputs, randomised, timm_vit, words
+from timm.models import naflexvit
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import read_matrices
-from convattn.heads.families.attention_class import split_linear
+from convattn.heads.families.attention_class import linear, some_rows, split_linear
 from convattn.heads.reading import watch
 
 HEAD = 1
@@ -42,6 +43,35 @@ def padded_words():
     return {"input_ids": words(count=6), "attention_mask": mask}
 
 
+def naflex():
+    widths = {"embed_dim": 12, "depth": 2, "num_heads": 3, "patch_size": 4, "reg_tokens": 2}
+    options = naflexvit.NaFlexVitCfg(**widths, use_key_only_attn_mask=True)
+    return randomised(naflexvit.NaFlexVit(options, num_classes=5))
+
+
+def padded_patches():
+    """Patches of 3 x 5 with their places, in any order, the last of them padding."""
+    coordinates = torch.cartesian_prod(torch.arange(3), torch.arange(5))
+    order = torch.randperm(15, generator=torch.Generator().manual_seed(2))
+    coordinates = torch.cat([coordinates[order], torch.zeros(2, 2, dtype=torch.long)])
+    x = torch.randn(6, 17, 48, generator=torch.Generator().manual_seed(1))
+    there = torch.arange(17).expand(6, -1) < 15
+    return {"x": x, "patch_coord": coordinates.repeat(6, 1, 1), "patch_valid": there}
+
+
+def pruned():
+    """The middle one of three heads of a layer is taken out of its matrices."""
+    network = timm_vit()
+    attention = network.blocks[0].attn
+    kept = torch.cat([torch.arange(6), torch.arange(12, 18)])
+    rows = torch.cat([kept, kept + 18, kept + 36])
+    attention.qkv = some_rows(attention.qkv, rows)
+    weight, bias = attention.proj.weight[:, kept], attention.proj.bias
+    attention.proj = linear(weight, bias, like=attention.proj)
+    attention.num_heads, attention.attn_dim = 2, 12
+    return network
+
+
 CASES = {
     "two prefix tokens": (lambda: timm_vit(2), lambda: images(count=6), "blocks.0.attn"),
     "bias and a class token": (
@@ -60,6 +90,8 @@ CASES = {
         lambda: images((28, 40), 6),
         "encoder.layers.0.blocks.1.attention",
     ),
+    "patches, some padded": (naflex, padded_patches, "blocks.0.attn"),
+    "a head pruned": (pruned, lambda: images(count=6), "blocks.0.attn"),
 }
 """A network, what it is given, and one of its layers."""
 
@@ -80,9 +112,13 @@ def matrices_of(attention):
 def with_weights(network, name, x, *changes, **options):
     """What a network gives if a layer uses weights (images, groups, heads, queries, keys) that each change returns."""
     seen = []
-    if not isinstance(x, dict):
-        x = x.to(next(network.parameters()).dtype)
-    given = x if isinstance(x, dict) or not options else {MAIN: x, **options}
+    dtype = next(network.parameters()).dtype
+    given = {"": x} if not isinstance(x, dict) else x
+    given = {
+        key: part.to(dtype) if part.is_floating_point() else part for key, part in given.items()
+    }
+    if "" in given:
+        given = {MAIN: given[""], **options} if options else given[""]
     watch(
         network, given, lambda call: seen.append((call.weights.double(), call.layout)), layers=name
     )

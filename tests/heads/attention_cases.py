@@ -6,6 +6,7 @@ from typing import NamedTuple
 import timm
 import torch
 from tests.heads.vit_cases import vit
+from timm.models import naflexvit
 from torch import nn
 
 
@@ -79,6 +80,12 @@ def pooled_queries():
     return timm.models.MultiScaleVit(sizes, img_size=64, num_classes=3)
 
 
+def any_size():
+    torch.manual_seed(0)
+    widths = {"embed_dim": 12, "depth": 1, "num_heads": 3, "patch_size": 4, "reg_tokens": 2}
+    return naflexvit.NaFlexVit(naflexvit.NaFlexVitCfg(**widths), num_classes=3)
+
+
 SWIN = "layers.0.blocks.1"
 
 STAGES = {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1)}
@@ -93,6 +100,7 @@ TIMM = {
     ),
     "registers": patches(tiny_vit_of_timm(reg_tokens=4), 4, 5),
     "other size": patches(tiny_vit_of_timm(dynamic_img_size=True), 4, 1, grid=(7, 3)),
+    "any size, patches by a linear map": patches(any_size, 4, 2),
     "relative bias": patches(timm_model("beit_base_patch16_224", **NARROW), 16, 1),
     "relative positions": patches(timm_model("vit_relpos_small_patch16_224", **NARROW), 16),
     "rotary": patches(timm_model("eva02_tiny_patch14_224", depth=1, img_size=(70, 98)), 14, 1),

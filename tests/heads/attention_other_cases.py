@@ -58,6 +58,23 @@ def own(kind, *arguments, **options):
     return build
 
 
+def sam(kind):
+    """An encoder of SAM, with windows of 3 × 3 on 5 × 5 patches."""
+    build = transformers_model(
+        kind,
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        image_size=80,
+        window_size=3,
+        global_attn_indexes=[],
+        mlp_dim=16,
+        output_channels=8,
+        initializer_range=0.3,
+    )
+    return windows(build, (3, 80, 80), "vision_encoder.layers.0", "windows", (5, 5))
+
+
 TOWER = {
     "hidden_size": 12,
     "num_hidden_layers": 1,
@@ -127,23 +144,8 @@ OTHERS = {
         (7, 10),
         part="attention.self",
     ),
-    "transformers SAM": windows(
-        transformers_model(
-            "SamVision",
-            **{key: TOWER[key] for key in ("hidden_size", "num_hidden_layers")},
-            num_attention_heads=3,
-            image_size=80,
-            window_size=3,
-            global_attn_indexes=[],
-            mlp_dim=16,
-            output_channels=8,
-            initializer_range=0.3,
-        ),
-        (3, 80, 80),
-        "vision_encoder.layers.0",
-        "windows",
-        (5, 5),
-    ),
+    "transformers SAM": sam("SamVision"),
+    "transformers SAM-HQ": sam("SamHQVision"),
     "transformers PVT": Case(
         transformers_model(
             "Pvt", image_size=64, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4
@@ -252,6 +254,7 @@ SLOW = (
     "DINOv3",
     "SigLIP",
     "transformers Swin v2",
+    "transformers SAM-HQ",
     "transformers PVT",
     "torchvision Swin v2",
     "torchvision MaxViT",

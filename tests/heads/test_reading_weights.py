@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.heads.arm_cases import naflex, padded_patches
 from tests.heads.attention_cases import TIMM
 from tests.heads.attention_other_cases import (
     AUDIO,
@@ -18,6 +19,8 @@ from tests.heads.attention_other_cases import (
 from tests.heads.watch_cases import drawn, seen_by
 
 from convattn.budget import assert_within_budget, roundings
+from convattn.errors import UnsupportedModelError
+from convattn.heads import attention_maps
 from convattn.heads.catalogue import attention_layers
 
 
@@ -100,6 +103,41 @@ def test_padded_texts_have_masks_of_their_own(kind, attention):
     assert call.layout.allowed is None
     assert torch.equal(call.allowed[:, 0, 0], mask.bool())
     assert not call.weights[1, ..., 7:].any()
+
+
+def test_patches_with_their_places():
+    network, given = naflex(), padded_patches()
+    own, _ = seen_by(network, given)
+    packed = {"patches": given["x"], **given}
+    same, _ = seen_by(network, (packed,))
+    assert own.layout.lies_like(same.layout)
+    assert torch.equal(own.weights, same.weights)
+    assert own.layout.pattern == "patches"
+    assert not own.weights[:, :, :, :17, 17:].any()
+    given["patch_coord"][1:, :15] = given["patch_coord"][1:, :15].flip(1)
+    with pytest.raises(UnsupportedModelError, match="its images have patches in different places"):
+        seen_by(network, given)
+
+
+def test_maps_by_position():
+    """Each weight is at the rows and columns of its query and key; those of tokens and padding are nowhere."""
+    for name in ("registers", "shifted windows, padded", "reduced keys"):
+        case = TIMM[name]
+        network, x = case.build(), drawn(*case.size)
+        maps = attention_maps(network, x, layers=case.layer)[case.layer]
+        (call,) = seen_by(network, x, layers=case.layer)
+        expected = torch.zeros(*call.weights.shape[::2][:2], *case.grid, *case.grid)
+        cells = torch.cartesian_prod(*map(torch.arange, case.grid)).tolist()
+        for group, query in (call.layout.queries >= 0).nonzero().tolist():
+            looking = cells[call.layout.queries[group, query]]
+            for key, (row, col) in enumerate(call.layout.keys[group].floor().long().tolist()):
+                there = row in range(case.grid[0]) and col in range(case.grid[1])
+                if there and not call.layout.key_prefix[key]:
+                    place = (..., *looking, row, col)
+                    expected[place] += call.weights[:, group, :, query, key]
+        assert torch.equal(maps, expected), name
+    case = TIMM["class attention"]
+    assert not attention_maps(case.build(), drawn(*case.size), layers=case.layer)
 
 
 @pytest.mark.parametrize("kind", ["ViT", "Bert"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.heads import analyze, init_heads_
+from convattn.heads import analyze, attention_maps, init_heads_
 
 transformers = pytest.importorskip("transformers")
 
@@ -90,10 +90,20 @@ def test_a_network_of_two_towers_names_the_one_that_takes_images():
     network = transformers.CLIPModel(config).eval()
     images = pixels(5, 5)
     message = (
-        r"CLIPModel takes several inputs at once and was given one, float32 of shape .*20, 20\); pass the part of it"
-        r" that takes them: text_model \(input_ids\) or vision_model \(pixel_values\)$"
+        r"images must fit the network, but on float32 of shape .*20, 20\) it raised AttributeError: .* has no attribute"
+        r" 'shape'; if CLIPModel takes several inputs at once, pass all by their names, or the part that takes this"
+        r" one: text_model \(input_ids\) or vision_model \(pixel_values\)$"
     )
     with pytest.raises(ArgumentError, match=message):
         analyze(network, images)
+    decoding = transformers.T5Model(
+        transformers.T5Config(vocab_size=40, d_model=12, d_kv=4, d_ff=8, num_layers=1, num_heads=3)
+    )
+    words = torch.ones(2, 7, dtype=torch.long)
+    with pytest.raises(
+        ArgumentError, match=r"one: encoder \(input_ids\) or decoder \(input_ids\)$"
+    ):
+        analyze(decoding, words)
+    assert len(attention_maps(decoding.encoder, words)) == 1
     report = analyze(network.vision_model, images, controls=(), progress=False)
     assert report.layers[0].grid == (5, 5)

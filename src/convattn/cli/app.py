@@ -22,12 +22,7 @@ from convattn.cli.study import study
 from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
 from convattn.cli.view import view
-from convattn.errors import (
-    CertificateWarning,
-    CheckpointWarning,
-    ConvAttnError,
-    UnknownNameError,
-)
+from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError, UnknownNameError
 from convattn.files import FULL
 
 _FUNCTIONS = (
@@ -145,7 +140,7 @@ def _with_option(app: App, arguments: Sequence[str] | None, message: str) -> str
 def _advice(error: BaseException) -> str:
     """Names the option that imports a module, if an error is or comes of an encoding that is not known."""
     for one in (error, error.__context__):
-        if isinstance(one, UnknownNameError) and one.kind == "encoding":
+        if isinstance(one, UnknownNameError) and one.args[0] == "encoding":
             return "; --import MODULE does that"
     return ""
 

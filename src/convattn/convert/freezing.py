@@ -12,7 +12,7 @@ from convattn.convert.network_runs import Images, Inputs, copy_network, read_arg
 from convattn.convert.surgery import first_change, graft, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
-from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
+from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.wording import ITSELF
 
 
@@ -23,8 +23,8 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
     Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
-    images of any size, with a weight that does not learn. A `NormalisedConv` stores its divisors if it meets one size
-    only. Layers whose scores depend on content, and those that the images do not reach, are copied unchanged.
+    images of any size, with a weight that does not learn. Layers whose scores depend on content, and those that the
+    images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
 
@@ -70,21 +70,17 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
         sizes = dict.fromkeys(shape[2:] for shape in several)
-        if isinstance(layer, RelativeAttention):
-            with _reparametrize_module(layer, inputs.weights[name]):
-                frozen[layer] = _frozen_attention(layer, sizes)
-        elif len(sizes) == 1:
-            frozen[layer] = layer.freeze(*sizes)
+        with _reparametrize_module(layer, inputs.weights[name]):
+            frozen[layer] = _frozen_attention(layer, sizes)
     return graft(copied, frozen)
 
 
 def _freezable(model: nn.Module) -> list[str]:
-    """Names the attention layers without content, and the normalised convolutions."""
+    """Names the attention layers without content."""
     names = []
     with torch.no_grad():
         for name, module in model.named_modules():
-            attends = isinstance(module, RelativeAttention) and not module.needs_content()
-            if attends or isinstance(module, NormalisedConv):
+            if isinstance(module, RelativeAttention) and not module.needs_content():
                 names.append(name)
     return names
 

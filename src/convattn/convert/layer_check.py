@@ -14,7 +14,7 @@ from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
 from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import TransposedConvolution
-from convattn.encodings import Quadratic, off_centre_mass
+from convattn.encodings import AxisAdditiveEncoding, Quadratic, off_centre_mass
 from convattn.functional.torch_modes import at_least_float32, plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
@@ -309,5 +309,6 @@ def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttent
     if dtype == torch.float64:
         copied = copied.double()
     if copied.content is None:
-        copied.impl = "separable" if copied.encoding.axis_additive else "dense"
+        additive = isinstance(copied.encoding, AxisAdditiveEncoding)
+        copied.impl = "separable" if additive else "dense"
     return copied

@@ -12,7 +12,6 @@ from convattn.convert.certificate import Certificate
 from convattn.convert.layer_check import Promise, attention_leak, attention_rounding, certify_layer
 from convattn.convert.taps import ATTENTION_LAYERS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Encoding, Quadratic, Shift
-from convattn.encodings.quadratic import root_of_sharpness
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.random_numbers import keep_random_state
 
@@ -102,7 +101,7 @@ def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
     encoding = Quadratic(heads, dims).to(device=taps.maps.device, dtype=dtype)
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor(taps.displacements, dtype=dtype))
-        encoding.root_sharpness.fill_(root_of_sharpness(sharpness, dtype))
+        encoding.sharpness = sharpness
     return encoding
 
 

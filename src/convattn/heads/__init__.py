@@ -5,7 +5,7 @@ from convattn.heads.controls import CONTROLS
 from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
 from convattn.heads.initialise import init_heads_
-from convattn.heads.mean_maps import mean_maps
+from convattn.heads.mean_maps import attention_maps, mean_maps
 from convattn.heads.replace import replace_heads
 from convattn.heads.replaceable_heads import random_heads
 
@@ -15,6 +15,7 @@ __all__ = [
     "HeadSnapshot",
     "KernelMeans",
     "analyze",
+    "attention_maps",
     "init_heads_",
     "mean_maps",
     "random_heads",

@@ -96,6 +96,19 @@ class AttentionCall:
         ""  # Dotted name of the convolution whose output has the grid; empty if none has
     )
 
+    def maps(self) -> Float[Tensor, "images heads *queries_then_keys"]:
+        """Returns the weights by position on the grid, as `attention_maps` does."""
+        layout = self.layout
+        places = layout.keys.floor().long()
+        keys = grouped_layout(layout.grid, places, pattern="").queries[:, None]
+        queries = layout.queries[..., None]
+        pairs = (queries >= 0) & (keys >= 0) & ~layout.key_prefix
+        cells_of_pairs = (queries * layout.positions + keys)[pairs].to(self.weights.device)
+        weights = self.weights.transpose(1, 2)
+        maps = weights.new_zeros(*weights.shape[:2], layout.positions**2)
+        maps.index_add_(2, cells_of_pairs, weights[:, :, pairs])
+        return maps.unflatten(2, layout.grid * 2)
+
 
 def cells(sizes: tuple[int, ...]) -> Float[Tensor, "cells axes"]:
     """Lists the positions of a grid, row by row."""

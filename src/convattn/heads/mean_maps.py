@@ -1,14 +1,58 @@
-"""Mean attention maps of the layers of a network over images."""
+"""Attention maps of the layers of a network: of each image, and means over images."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, must_be_a
+from convattn.heads.head_sums import has_positions
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
+
+
+def attention_maps(
+    model: nn.Module,
+    images: Tensor | tuple[Any, ...] | Mapping[str, Any],
+    *,
+    layers: str | Sequence[str] | None = None,
+) -> dict[str, Float[Tensor, "images heads *queries_then_keys"]]:
+    """Reads where every head looks on each image, position by position of the layer's own grid.
+
+    Prefix tokens and padding are left out, so that a query's weights sum to 1 less the share of these. Windows stand
+    where they lie on the grid, and pairs that no window holds have 0. Weights of keys between positions, as where keys
+    are reduced, count for the position above and to the left. `watch` gives all that is read, prefix tokens too.
+
+    Args:
+        model: The network.
+        images: A batch of what it is called with, or as in `watch`.
+        layers: Names or patterns of the layers, as in `analyze`; None for all that can be read.
+
+    Returns:
+        The weights of each layer by its name, on the CPU; layers that attend from class tokens alone are left out.
+
+    Raises:
+        ArgumentError: The images do not fit the network, or no layer has such a name.
+        UnsupportedModelError: A layer cannot be read; it says which and why.
+
+    Example:
+        >>> import timm, torch
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=(48, 80), depth=1)
+        >>> maps = attention_maps(vit, torch.randn(2, 3, 48, 80))["blocks.0.attn"]
+        >>> maps.shape  # images, heads, rows and columns of the query, rows and columns of the key
+        torch.Size([2, 3, 3, 5, 3, 5])
+    """
+    maps: dict[str, Tensor] = {}
+
+    def keep(call: AttentionCall) -> None:
+        if has_positions(call.layout):
+            maps[call.name] = call.maps().cpu()
+
+    watch(model, images, keep, layers=layers)
+    return maps
+
 
 _AT_ONCE = 4
 """Images whose maps are held at a time."""

@@ -132,14 +132,12 @@ _HIDING = ("flex_attention", "flash_attention")
 
 
 def _parts_by_input(model: nn.Module) -> list[str]:
-    """Lists the parts of a network of transformers that are given other inputs than one another; empty if none are."""
-    inputs = {}
+    """Lists the parts of a network of transformers that are given inputs of their own; empty unless there are two."""
+    parts = []
     for name, part in model.named_children():
         if isinstance(taken := getattr(part, "main_input_name", None), str):
-            inputs[name] = taken
-    if len({*inputs.values()}) < 2:
-        return []
-    return [f"{name} ({taken})" for name, taken in inputs.items()]
+            parts.append(f"{name} ({taken})")
+    return parts if len(parts) > 1 else []
 
 
 @contextmanager
@@ -216,15 +214,14 @@ class Watcher:
             except Exception as error:
                 if error is self._raised:
                     raise
-                words = sorts(tensors)
+                message = must_fit(sorts(tensors), error)
                 parts = _parts_by_input(self.model)
                 if len(tensors) == 1 and parts:
-                    kind = type(self.model).__name__
-                    raise ArgumentError(
-                        f"images must fit the network, but {kind} takes several inputs at once and was given one,"
-                        f" {words}; pass the part of it that takes them: {' or '.join(parts)}"
-                    ) from error
-                raise ArgumentError(must_fit(words, error)) from error
+                    message += (
+                        f"; if {type(self.model).__name__} takes several inputs at once, pass all by their names, or"
+                        f" the part that takes this one: {' or '.join(parts)}"
+                    )
+                raise ArgumentError(message) from error
         if not self._layers:
             attention_layers(self.model)  # which says why none can be read
 

@@ -204,10 +204,10 @@ def measured_heads(
     totals = kernel.flatten(1).sum(1)
     kernel = kernel / totals.view(-1, *(1,) * len(layer.grid))
     statistics = [layer.heads[head] for head in heads]
-    tokens = layer.prefix + prod(layer.grid)
     shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64)
     maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64)
-    maps = maps.view(len(heads), layer.prefix, tokens)
+    if not layer.prefix:
+        maps = maps.view(len(heads), 0, prod(layer.grid))
     return MeasuredHeads(
         heads=heads,
         kernel=kernel,

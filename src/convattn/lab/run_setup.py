@@ -146,12 +146,12 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
             f"start.recipe is {start.recipe!r}, but start.folder={start.folder} is a run of {name!r}"
         )
     network = load_network(start.folder)
-    sizes = {name: value.shape for name, value in expected.state_dict().items()}
-    if {name: value.shape for name, value in network.state_dict().items()} != sizes:
+    try:
+        expected.load_state_dict(network.state_dict())
+    except RuntimeError:
         raise CheckpointError(
             f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}"
-        )
-    expected.load_state_dict(network.state_dict())
+        ) from None
     if start.prune and not isinstance(expected, AttentionNet):
         raise CheckpointError(
             f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}"

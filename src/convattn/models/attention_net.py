@@ -27,7 +27,7 @@ from convattn.layers import (
     RelativeAttention,
     RelativeAttention2d,
 )
-from convattn.layers.block import MixingBlock
+from convattn.models.block import MixingBlock
 from convattn.models.classifier import ImageClassifier, require_whole
 
 

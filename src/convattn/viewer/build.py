@@ -222,6 +222,7 @@ class _Network:
         keys = lattices.keys.scaled(self.scale)
         return {
             "name": call.name,
+            "number": number + 1,
             "kind": full_name(type(module)),
             "pattern": pattern,
             "heads": heads,
@@ -370,14 +371,15 @@ def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict
 
 
 def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> dict[str, Any]:
-    """Returns the sentence of a layer and the numbers of its heads; None where the report does not have it."""
-    for layer in report.layers if report else ():
+    """Returns the number of a layer, its sentence and the numbers of its heads; None where the report lacks it."""
+    for number, layer in enumerate(report.layers if report else (), start=1):
         if layer.name == name and len(layer.heads) == heads:
             numbers = []
             for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
                 numbers.append({**_describe_head(head), "verdict": str(verdict)})
             measured_on = report.images if report else 0
-            return {"sentence": layer.sentence, "statistics": numbers, "measured_on": measured_on}
+            told = {"sentence": layer.sentence, "statistics": numbers, "measured_on": measured_on}
+            return {**told, "number": number}
     return {"sentence": None, "statistics": None, "measured_on": 0}
 
 

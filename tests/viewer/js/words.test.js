@@ -16,6 +16,7 @@ import {
 /** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").SceneLayer} SceneLayer */
 
 const LAYER = /** @type {SceneLayer} */ ({
+  number: 2,
   keys: { grid: [5, 7], first: [0, 0], step: [1, 1] },
   prefix: /** @type {string[]} */ ([]),
 });
@@ -29,18 +30,18 @@ test("a shift is said as one would", () => {
 
 test("a head is said in a sentence, with its unit and its prefix tokens", () => {
   const numbers = { ...NUMBERS, shift: /** @type {[number, number]} */ ([-1, 0]), spread: 0.4, entropy: 0 };
-  assert.equal(headSentence(LAYER, 1, 2, numbers), "Head 3 of layer 2 looks 1.0 pixels up, spread 0.4 pixels");
+  assert.equal(headSentence(LAYER, 2, numbers), "Head 3 of layer 2 looks 1.0 pixels up, spread 0.4 pixels");
   const wide = {
     ...LAYER,
     keys: { ...LAYER.keys, step: /** @type {[number, number]} */ ([16, 16]) },
     prefix: ["class"],
   };
   assert.equal(
-    headSentence(wide, 0, 0, numbers),
-    "Head 1 of layer 1 looks 1.0 cells up, spread 0.4 cells and gives 25 % to the class token",
+    headSentence(wide, 0, numbers),
+    "Head 1 of layer 2 looks 1.0 cells up, spread 0.4 cells and gives 25 % to the class token",
   );
   const token = { ...numbers, shift: null, entropy: Math.log(20) };
-  assert.equal(headSentence(LAYER, 0, 0, token), "Head 1 of layer 1 attends to 20 keys or so");
+  assert.equal(headSentence(LAYER, 0, token), "Head 1 of layer 2 attends to 20 keys or so");
 });
 
 test("a head has the word of its report, and of displacements alone that of its scores", () => {

@@ -18,17 +18,16 @@ from convattn.heads.families.attention_class import (
     require_part,
     split_linear,
 )
-from convattn.heads.layout import Layout, global_layout
+from convattn.heads.layout import OUTSIDE, Layout, global_layout, grouped_layout
 from convattn.structure import full_name
-
-_PIT = "timm.models.pit.Transformer"
 
 
 def read_tokens(call: CallContext) -> Layout:
     """Reads tokens whose grid is that of the patch embedding, and whose prefix the network counts."""
     for parent in call.parents:
-        if full_name(type(parent.module)) == _PIT:
-            return _read_pit(call, parent)
+        read = _BY_NETWORK.get(full_name(type(parent.module)))
+        if read is not None:
+            return read(call, parent)
     network = call.parent("patch_embed").module
     prefix: Any = getattr(network, "num_prefix_tokens", None)
     rows, cols = _grid(call)
@@ -63,6 +62,41 @@ def _read_pit(call: CallContext, stage: CallContext) -> Layout:
     pool = stage.module.pool
     grid = tuple(image.shape[2:]) if pool is None else call.grid_of(pool)  # type: ignore[arg-type]
     return call.global_layout(grid, tokens.shape[1])
+
+
+def _read_naflex(call: CallContext, network: CallContext) -> Layout:
+    """Reads NaFlexVit, which is given images, or patches with their rows and columns and which of them are there."""
+    x, coordinates, there = (network.argument(*name) for name in enumerate(_NAFLEX_INPUTS))
+    if isinstance(x, dict):
+        coordinates, there = x["patch_coord"], x.get("patch_valid")
+    module: Any = network.module
+    if coordinates is None:
+        grid = module.embeds.dynamic_feat_size(x.shape[2:])
+        return call.global_layout(grid, module.num_prefix_tokens)
+    if there is not None:
+        coordinates = coordinates.masked_fill(~there.bool()[..., None], -1)  # outside the grid
+    places = coordinates[:1].cpu()
+    if not torch.equal(coordinates.cpu(), places.expand_as(coordinates)):
+        raise UnsupportedModelError(
+            "its images have patches in different places; give it images of one size at a time"
+        )
+    grid = tuple((places.amax((0, 1)) + 1).tolist())
+    patches = grouped_layout(grid, places, pattern="")
+    whole = global_layout(grid, module.num_prefix_tokens, keys=patches.keys[0], pattern="patches")
+    prefix = whole.queries[:, : module.num_prefix_tokens]
+    queries = torch.cat([prefix, patches.queries], 1)
+    seen = (queries != OUTSIDE)[:, None].expand(-1, queries.shape[1], -1)
+    return replace(whole, queries=queries).with_allowed(seen)
+
+
+_NAFLEX_INPUTS = ("x", "patch_coord", "patch_valid")
+"""Names of what NaFlexVit is called with, in their order."""
+
+_BY_NETWORK = {
+    "timm.models.naflexvit.NaFlexVit": _read_naflex,
+    "timm.models.pit.Transformer": _read_pit,
+}
+"""Networks, and stages of them, that say in ways of their own where their tokens lie."""
 
 
 def _grid(call: CallContext) -> tuple[int, int]:

@@ -180,6 +180,8 @@ _READERS = {
     "timm.models.vision_transformer_sam.Attention": read_sam,
     "transformers.models.sam.modeling_sam.SamVisionAttention": read_sam,
     "transformers.models.sam.modeling_sam.SamVisionSdpaAttention": read_sam,
+    "transformers.models.sam_hq.modeling_sam_hq.SamHQVisionAttention": read_sam,
+    "transformers.models.sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention": read_sam,
     "timm.models.twins.LocallyGroupedAttn": read_twins,
     "timm.models.davit.WindowAttention": read_block_windows,
     "timm.models.tiny_vit.Attention": read_block_windows,

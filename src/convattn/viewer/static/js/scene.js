@@ -126,6 +126,7 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {(number | "mean")[]} images
  * @typedef {object} SceneLayer
  * @property {string} name
+ * @property {number} number  of the layer in the report, or on the page
  * @property {string} kind
  * @property {string} pattern
  * @property {number} heads

@@ -198,7 +198,10 @@ export function createColourBar(model, colours) {
         say(mark, numberText(low + (high - low) * (low < 0 ? share : share ** 2), 2));
       });
       const what = values === "weights" ? "Weight" : "Log weight below the largest";
-      const whose = scale === "own" ? `, layer ${layer + 1} head ${head + 1} (each map has its own)` : ", all maps";
+      const whose =
+        scale === "own"
+          ? `, layer ${model.network().layers[layer].number} head ${head + 1} (each map has its own)`
+          : ", all maps";
       say(title, what + whose);
     },
   };

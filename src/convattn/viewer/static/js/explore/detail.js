@@ -80,7 +80,7 @@ function createLargeMap(model) {
 function titleOf(model, number, head) {
   const rows = model.shown(number)?.rows;
   const word = headWord(model.network().layers[number], rows, head, model.isChanged(number, head));
-  return [`Layer ${number + 1}, head ${head + 1}`, word].filter(Boolean).join(": ");
+  return [`Layer ${model.network().layers[number].number}, head ${head + 1}`, word].filter(Boolean).join(": ");
 }
 
 /** Makes the place of a second head beside the chosen one. @param {Model} model */
@@ -186,7 +186,7 @@ export function createDetail(model, effects) {
       return;
     }
     const found = rowNumbers(layer, shown.rows, head);
-    const words = headSentence(layer, number, head, found);
+    const words = headSentence(layer, head, found);
     const report = model.isChanged(number, head) ? null : layer.statistics?.[head];
     say(sentence, report ? whyWords(report, layer.measured_on) : `${words}.`);
     setProp(field.element, "aria-label", `${words}. Arrow keys move the query.`);

@@ -174,7 +174,7 @@ export function createMatrix(model, opened) {
     const headsOf = (/** @type {number} */ layer) =>
       Array.from({ length: layers[layer].heads }, (_, head) => /** @type {Pair} */ ([layer, head]));
     const { order } = state.get();
-    if (order === "layers") return layers.map(({ name }, layer) => [layer + 1, name, headsOf(layer)]);
+    if (order === "layers") return layers.map(({ name, number }, layer) => [number, name, headsOf(layer)]);
     const words = wordsOfHeads();
     /** @type {Map<string, Pair[]>} by word, and by what one row must share: the grid */
     const groups = new Map();
@@ -258,8 +258,8 @@ export function createMatrix(model, opened) {
         class: "map",
         "data-layer": number,
         "data-head": head,
-        "aria-label": `Head ${head + 1} of layer ${number + 1}`,
-        title: `${number + 1}.${head + 1}`,
+        "aria-label": `Head ${head + 1} of layer ${model.network().layers[number].number}`,
+        title: `${model.network().layers[number].number}.${head + 1}`,
         tabindex: -1,
       };
       const button = h("button", props, h("span", { class: "frame" }, h("i")));
@@ -310,8 +310,8 @@ export function createMatrix(model, opened) {
       const shown = model.shown(layer);
       const scene = model.network().layers[layer];
       const words = shown
-        ? headSentence(scene, layer, head, rowNumbers(scene, shown.rows, head))
-        : `Head ${head + 1} of layer ${layer + 1} has no map of this query and image`;
+        ? headSentence(scene, head, rowNumbers(scene, shown.rows, head))
+        : `Head ${head + 1} of layer ${scene.number} has no map of this query and image`;
       setProp(button, "aria-label", words);
     }
   }

@@ -100,6 +100,7 @@ export function createTimeline(model) {
     );
     const reach = Math.min(Math.ceil(farthest + 1), 40);
     drawn = found.layers.map((layer) => {
+      const { number } = model.network().layers[layer];
       const heads = Array.from({ length: model.network().layers[layer].heads }, (_, head) => ({
         trail: svg("polyline", { class: "trail" }),
         circles: [svg("circle", { class: "mass mass-90" }), svg("circle", { class: "mass mass-50" })],
@@ -115,13 +116,13 @@ export function createTimeline(model) {
         {
           viewBox: `${-reach} ${-reach} ${2 * reach} ${2 * reach}`,
           role: "img",
-          "aria-label": `Centres of the heads of layer ${layer + 1}`,
+          "aria-label": `Centres of the heads of layer ${number}`,
         },
         ...axes(reach),
         ...heads.map(({ trail, circles }, head) => svg("g", kind(head), trail, ...circles)),
         ...heads.map(({ centre }, head) => svg("g", kind(head), centre)),
       );
-      const box = h("figure", { class: "timeline-panel" }, plot, h("figcaption", null, `Layer ${layer + 1}`));
+      const box = h("figure", { class: "timeline-panel" }, plot, h("figcaption", null, `Layer ${number}`));
       return { layer, heads, box };
     });
     fill(panels, ...drawn.map(({ box }) => box));

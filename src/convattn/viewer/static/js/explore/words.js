@@ -95,13 +95,12 @@ export function whyWords({ position_score: score, hard_share: share, hard_shift:
 /**
  * Says what a head does from one query.
  * @param {SceneLayer} layer
- * @param {number} layerNumber from 0
  * @param {number} head from 0
  * @param {RowNumbers} numbers
  * @returns {string}
  */
-export function headSentence(layer, layerNumber, head, numbers) {
-  const name = `Head ${head + 1} of layer ${layerNumber + 1}`;
+export function headSentence(layer, head, numbers) {
+  const name = `Head ${head + 1} of layer ${layer.number}`;
   const prefix = layer.prefix.length
     ? ` and gives ${percent(numbers.prefixShare)} to ${prefixWords(layer.prefix)}`
     : "";

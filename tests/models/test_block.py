@@ -4,7 +4,7 @@ from torch import nn
 
 from convattn.budget import assert_within_budget, references
 from convattn.errors import ArgumentError
-from convattn.layers.block import MixingBlock
+from convattn.models.block import MixingBlock
 
 
 def norm(pixels, layer):

@@ -99,16 +99,6 @@ def transcribe(network: Any, states: Float[Tensor, "1 frames width"]) -> list[in
     return tokens
 
 
-@torch.inference_mode()
-def likeliest(
-    network: Any, states: Float[Tensor, "1 frames width"], tokens: Sequence[int]
-) -> list[int]:
-    """Returns the likeliest token after each part of a transcript, the empty and the whole one among them."""
-    given = torch.tensor([[_START, _NO_TIMES, *tokens]])
-    out = network.model.decoder(input_ids=given, encoder_hidden_states=states)
-    return network.proj_out(out.last_hidden_state[0, 1:]).argmax(-1).tolist()
-
-
 def heard_digits(text: str) -> list[int]:
     """Reads the digits of a transcript, written as words or as numbers."""
     found = []

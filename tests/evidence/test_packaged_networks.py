@@ -1,4 +1,4 @@
-"""What replaces heads of trained networks, and how their weights and transcripts are read."""
+"""How weights, reports and transcripts of trained networks are read."""
 
 import struct
 from dataclasses import replace
@@ -10,10 +10,9 @@ from tests.heads.report_cases import measured
 
 from convattn.errors import ArgumentError
 from convattn.structure import network_digest
-from evidence.head_rows import kept_report
 from evidence.packaged_weights import read_ctranslate2
-from evidence.replacing import by_score
-from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe
+from evidence.trained_heads.digits import heard_digits, mistakes, transcribe
+from evidence.trained_heads.reports import by_score, kept_report
 
 
 def test_heads_come_in_the_order_of_their_scores():
@@ -64,7 +63,7 @@ def test_variables_of_a_file_are_read(tmp_path):
 
 
 def test_transcripts_take_the_likeliest_tokens_that_are_not_kept_out():
-    """Tokens that follow the own transcript are the same ones, so a network compared with itself keeps all."""
+    """Each token is the likeliest one after those before it, unless that is no word."""
     torch.manual_seed(0)
     config = transformers.WhisperConfig(
         vocab_size=51864,
@@ -83,7 +82,9 @@ def test_transcripts_take_the_likeliest_tokens_that_are_not_kept_out():
     settings.suppress_tokens = []
     settings.begin_suppress_tokens = []
     tokens = transcribe(network, states)
-    likely = likeliest(network, states, tokens)[: len(tokens)]
+    given = torch.tensor([[50257, 50362, *tokens[:-1]]])
+    out = network.model.decoder(input_ids=given, encoder_hidden_states=states)
+    likely = network.proj_out(out.last_hidden_state[0, 1:]).argmax(-1).tolist()
     words = [token < 50257 for token in likely]
     assert sum(words) > 10
     kept = [one == other for one, other in zip(likely, tokens, strict=True)]

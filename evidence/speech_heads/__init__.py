@@ -1,1 +1,0 @@
-"""Do heads of a speech encoder look at fixed steps in time?"""
