@@ -130,10 +130,6 @@ def network_to_attention(
             call=convolution.number,
         )
         layers.append(in_network)
-    not_covered = [
-        "training mode, where it differs from evaluation mode",
-        "inputs that take another branch of the network",
-    ]
     certificate = _certify_network(
         (model, result),
         layers,
@@ -142,7 +138,10 @@ def network_to_attention(
         direction="network_to_attention",
         impl=impl,
         tolerance=None if images is None else tolerance,
-        not_covered=not_covered,
+        not_covered=[
+            "training mode, where it differs from evaluation mode",
+            "inputs that take another branch of the network",
+        ],
     )
     return result, certificate
 
