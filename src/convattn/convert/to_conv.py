@@ -42,7 +42,6 @@ from convattn.convert.taps import (
     summed_otherwise,
     why_not_numbers,
 )
-from convattn.encodings import LearnedAxial, LearnedTable
 from convattn.errors import (
     ArgumentError,
     ConversionError,
@@ -228,8 +227,9 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         sizes = axis_lists("spatial", spatial, layer.dims, least=1)
         layer.encoding.require_axes(unit_steps(geometry, sizes))
         return sizes
-    if isinstance(layer.encoding, LearnedAxial | LearnedTable):
-        return _sizes_of_table(geometry, layer.encoding.extent)
+    extent = layer.encoding.extent
+    if extent is not None:
+        return _sizes_of_table(geometry, extent)
     heads = fixed_heads(layer)
     least = smallest_image(geometry)
     extra = 4
