@@ -499,21 +499,13 @@ def combine_heads(
     Returns:
         The output channels at each query.
     """
-    return _combine_heads_first(mixed.transpose(0, 1), maps, groups)
-
-
-def _combine_heads_first(
-    mixed: Float[Tensor, "heads batch channels *queries"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int,
-) -> Float[Tensor, "batch outputs *queries"]:
     pattern = "heads batch groups channels queries, heads groups outputs channels"
     combined = einsum(
-        mixed.flatten(3).unflatten(2, (groups, -1)),
+        mixed.transpose(0, 1).flatten(3).unflatten(2, (groups, -1)),
         maps.unflatten(1, (groups, -1)),
         f"{pattern} -> batch groups outputs queries",
     )
-    return combined.reshape(mixed.shape[1], maps.shape[1], *mixed.shape[3:])
+    return combined.reshape(mixed.shape[0], maps.shape[1], *mixed.shape[3:])
 
 
 def add_bias(
@@ -542,7 +534,7 @@ def attend_by_axis(
     Returns:
         Output channels at each query.
     """
-    return _combine_heads_first(means_by_axis(weights, keys), maps, groups)
+    return combine_heads(means_by_axis(weights, keys).transpose(0, 1), maps, groups)
 
 
 def means_by_axis(
