@@ -178,7 +178,7 @@ def _mean_and_std(
     """Returns mean and standard deviation of each channel, in units of the full range."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     counts = [torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)]
-    shares = torch.stack(counts).double() / (images.numel() // len(counts))
+    shares = torch.stack(counts).double() / images[:, 0].numel()
     means = (shares * levels).sum(dim=1)
     deviations = (shares * (levels - means[:, None]).square()).sum(dim=1).sqrt().tolist()
     if 0 in deviations:

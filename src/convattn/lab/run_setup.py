@@ -196,8 +196,7 @@ def build_optimizer(
             members.setdefault(own.get(id(parameter), usual), []).append(parameter)
     groups = []
     for (rate, decay, epochs), parameters in members.items():
-        settings = {"weight_decay": decay, "rate": rate, "epochs": epochs}
-        groups.append({"params": parameters, **settings})
+        groups.append({"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs})
     if recipe.algorithm == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(

@@ -112,26 +112,26 @@ def study(  # noqa: PLR0913 - the options of the command
                 tell(f"{run.name}: {_outcome(run)}")
         record = compare(runs, reference, shlex.join(words))
         record.save(place / "study.json")
-        write_atomically(place / "study.md", study_page(record))
+        formats = {"percent": percent, "in_words": difference_in_words}
+        page = fill_template("study_page.txt", record=record, **formats)
+        write_atomically(place / "study.md", page)
         _draw_curves(record, place)
     return record
 
 
 def _unfinished(runs: Sequence[PlannedRun], tell: Callable[[str], None]) -> list[PlannedRun]:
     """Checks every folder, and returns the runs that are not finished."""
-    finished, unfinished, lines = {}, [], []
+    finished, unfinished = {}, []
     for run in runs:
         record = find_finished(run)
         if record is not None:
             finished[run.name] = record
-            lines.append(f"{run.name}: kept, finished before")
+            tell(f"{run.name}: kept, finished before")
             continue
         unfinished.append(run)
         if run.begun:
-            lines.append(f"{run.name}: to be continued from its last checkpoint")
+            tell(f"{run.name}: to be continued from its last checkpoint")
     require_same_data(finished)
-    for line in lines:
-        tell(line)
     return unfinished
 
 
@@ -154,9 +154,3 @@ def _draw_curves(record: StudyRecord, place: Path) -> None:
         panels = {record.data.name: curves}
         paths = figure_paths(place, "study")
         accuracy_curves(paths, panels, title=title, measured=record.measured)
-
-
-def study_page(record: StudyRecord) -> str:
-    """Writes a study as Markdown: recipes, differences, and what is wrong."""
-    words = {"percent": percent, "in_words": difference_in_words}
-    return fill_template("study_page.txt", record=record, **words)
