@@ -8,9 +8,10 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry, Window
+from convattn.layers import RelativeAttention
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class AttentionMap:
     totals: Float[Tensor, "heads *queries"]  # Z_h(q) / max_q Z_h(q), (heads, *queries), at most 1
 
     @classmethod
-    def of(cls, encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> "AttentionMap":
-        """Computes the attention of an encoding's heads in float64, for given queries and keys."""
+    def of(cls, layer: RelativeAttention, axes: tuple[Axis, ...]) -> "AttentionMap":
+        """Computes the attention of a layer's heads in float64, for given queries and keys."""
         with torch.no_grad():
-            (scores, *others), _ = score_tables(encoding, axes, device)
+            (scores, *others), _ = score_tables(layer, axes)
             for table in others:
                 before = (1,) * (scores.ndim - 1)
                 scores = scores[..., None] + table.view(len(table), *before, -1)
@@ -156,9 +157,11 @@ class AttentionMap:
 
 
 def score_tables(
-    encoding: Encoding, axes: tuple[Axis, ...], device: torch.device
+    layer: RelativeAttention, axes: tuple[Axis, ...]
 ) -> tuple[list[Tensor], list[tuple[Axis, ...]]]:
     """Returns scores in float64, one table for each axis if they are sums over axes, and the axes of each table."""
+    encoding = layer.encoding
+    device = layer.like.device
     with without_autocast(device):
         if isinstance(encoding, AxisAdditiveEncoding):
             tables = list(encoding.axis_tables(axes, torch.float64, device))
@@ -184,12 +187,11 @@ def sum_over_keys(
         pads = [(0, 0)] * len(axes)
     along = zip(axes, pads, strict=True)
     for dim, (axis, (before, after)) in enumerate(along, start=1):
-        queries = torch.tensor(list(axis.queries))[:, None]
+        queries = torch.tensor(axis.queries)[:, None]
         keys = queries + axis.displacements()[None]
         first = max(before, 0)
         last = axis.keys - max(after, 0)
-        inside = (keys >= first) & (keys < last)
-        sees = inside.to(table)
+        sees = ((keys >= first) & (keys < last)).to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table
 

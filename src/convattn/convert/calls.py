@@ -26,7 +26,6 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
-    convolution,
     maps_of,
 )
 from convattn.errors import ArgumentError, ConversionError
@@ -69,10 +68,6 @@ class Call:
         ours = {**self.options, "output_padding": None}
         theirs = {**other.options, "output_padding": None}
         return (self.module, self.shape, ours) == (other.module, other.shape, theirs)
-
-    def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
-        """Makes the module, on the tensors of the call."""
-        return convolution(self.module, weight, bias, **self.options)
 
 
 def _read(
@@ -280,14 +275,15 @@ class _ByLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func not in _FUNCTIONS:
-            return func(*args, **(kwargs or {}))
-        call, image, weight, bias = _read(func, args, kwargs or {})
+            return func(*args, **kwargs)
+        call, image, weight, bias = _read(func, args, kwargs)
         module = self._owner.module
         calls = self._owner.calls
         names = [one.weight for one in calls]
         if all(names) and not any(getattr(module, name or "", None) is weight for name in names):
-            return func(*args, **(kwargs or {}))  # of a module inside
+            return func(*args, **kwargs)  # of a module inside
         place = self.count
         self.count += 1
         if place >= len(calls) or not calls[place].fits(call):

@@ -20,6 +20,7 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    convolution,
     put_tensors,
     why_no_values,
     why_unsupported,
@@ -82,11 +83,6 @@ class NetworkConvolution:
         if self.call is None:
             return self.name
         return f"{self.name}.layers.{self.number - 1}".removeprefix(".")
-
-    @property
-    def layout(self) -> tuple[type, int]:
-        """A key; convolutions with equal keys hold a weight in the same layout."""
-        return type(self.conv), self.conv.groups
 
 
 def find_convolutions(
@@ -206,13 +202,10 @@ def why_refused(module: nn.Module) -> str | None:
         reason = "it is quantised; convert the network before quantising"
     elif isinstance(module, LazyModuleMixin):
         reason = "it is lazy and not initialised; run the network once first"
-    if reason is not None:
-        return reason
     for key, tensor in {**module._parameters, **module._buffers}.items():
-        reason = None if tensor is None else why_no_values(key, tensor)
-        if reason is not None:
-            return reason
-    return None
+        if reason is None and tensor is not None:
+            reason = why_no_values(key, tensor)
+    return reason
 
 
 def _read(
@@ -234,6 +227,11 @@ def _read(
         if reason is not None:
             raise UnsupportedModelError(reason)
         convolutions = _read_calls(module, names, recorders[0].runs[names[0]][0], is_sized)
+    for one in convolutions:
+        one.conv.train(module.training)
+        reason = why_unsupported(one.conv)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
     hooks = _hook_notes(module, is_kept=plain is None)
     return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
 
@@ -281,15 +279,11 @@ def _read_calls(
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias
         _require_plain(weight=weight)
-        conv = call.build(weight, bias)
+        conv = convolution(call.module, weight, bias, **call.options)
         notes = ()
         if call.weight is None:
             conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))
             notes = ("its weight is computed in each call, as before",)
-        conv.train(module.training)
-        reason = why_unsupported(conv)
-        if reason is not None:
-            raise UnsupportedModelError(reason)
         convolutions.append(
             NetworkConvolution(
                 names=tuple(names),
@@ -341,13 +335,9 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     bias: Any = module.bias
     _require_plain(weight=weight, bias=bias)
     conv: Any = put_tensors(base(**options, bias=False, device="meta"), weight, bias)
-    conv.train(module.training)
     padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
     if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(module, padded):
         return None
-    reason = why_unsupported(conv)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
     return NetworkConvolution(names=tuple(names), conv=conv)
 
 

@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.attention_map import taps_along
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.convert.attention_map import score_tables, taps_along
+from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional import find_shifts
-from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry, Window
 from convattn.layers import RelativeAttention
 
@@ -95,33 +94,30 @@ def find_hard_heads(
     Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
     to no key at these sizes, the attention is examined, and the result holds for these sizes only.
     """
-    weight = layer.like
-    heads = fixed_heads(layer.encoding, weight.dtype)
+    heads = fixed_heads(layer)
     if heads is None or not heads.seen(axes):
-        heads = _heads_at_one_size(layer.encoding, axes, weight)
+        heads = _heads_at_one_size(layer, axes)
     if heads is None or not heads.are_padded_by(layer.geometry, mode):
         return None
     return heads
 
 
-def _heads_at_one_size(
-    encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor
-) -> HardHeads | None:
-    if not isinstance(encoding, AxisAdditiveEncoding):
+def _heads_at_one_size(layer: RelativeAttention, axes: tuple[Axis, ...]) -> HardHeads | None:
+    if not isinstance(layer.encoding, AxisAdditiveEncoding):
         return None
-    with torch.no_grad(), without_autocast(weight.device):
-        tables = encoding.axis_tables(axes, torch.float64, weight.device)
-    shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
+    with torch.no_grad():
+        tables, _ = score_tables(layer, axes)
+    shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
     return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
 
 
-def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
+def fixed_heads(layer: RelativeAttention) -> HardHeads | None:
     """Returns heads that are hard for images of any size, as the encoding alone shows, or None.
 
-    The leak must stay below the rounding of `dtype`, that of the weights.
+    The leak must stay below the rounding of the weights' dtype.
     """
-    hard = encoding.hard_displacements()
-    if hard is None or not hard[1] <= torch.finfo(dtype).eps * _HARD:
+    hard = layer.encoding.hard_displacements()
+    if hard is None or not hard[1] <= torch.finfo(layer.like.dtype).eps * _HARD:
         return None
     return HardHeads(*hard, any_size=True)
 

@@ -39,7 +39,7 @@ from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
 from convattn.errors import ConvAttnError, ConversionError, UnsupportedModelError
 from convattn.grid import whole_number
-from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
+from convattn.layers import Content, NormalisedConv, RelativeAttention
 from convattn.random_numbers import keep_random_state
 from convattn.structure import dtypes_in_words, find_empty, full_name, network_digest
 from convattn.wording import some
@@ -130,10 +130,6 @@ def network_to_attention(
             call=convolution.number,
         )
         layers.append(in_network)
-    not_covered = [
-        "training mode, where it differs from evaluation mode",
-        "inputs that take another branch of the network",
-    ]
     certificate = _certify_network(
         (model, result),
         layers,
@@ -142,7 +138,10 @@ def network_to_attention(
         direction="network_to_attention",
         impl=impl,
         tolerance=None if images is None else tolerance,
-        not_covered=not_covered,
+        not_covered=[
+            "training mode, where it differs from evaluation mode",
+            "inputs that take another branch of the network",
+        ],
     )
     return result, certificate
 
@@ -163,13 +162,12 @@ def with_attention(
         if convolution.call is not None:
             calling.setdefault(old, []).append((convolution.call, layer))
         else:
+            conv = convolution.conv
+            values: Any = layer.values
             layer.bias = old.bias
-            if isinstance(layer.values, MergedValues):
-                is_kernel = (
-                    layer.values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
-                )
-                own = old.weight if is_kernel else layer.values.weight
-                layer.values.weight = weights.setdefault((old.weight, convolution.layout), own)
+            is_kernel = values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
+            own = old.weight if is_kernel else values.weight
+            values.weight = weights.setdefault((old.weight, type(conv), conv.groups), own)
             replaced[old] = layer
         certificates.append(certificate)
     return graft(result, {**replaced, **attended(calling)}), certificates
@@ -320,7 +318,7 @@ def _convert_layer(layer: RelativeAttention, sizes: tuple[int, ...], **options: 
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives, if it is known."""
     if not sizes:
         return attention_to_conv(layer, **options)
-    heads = fixed_heads(layer.encoding, layer.like.dtype)
+    heads = fixed_heads(layer)
     if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
         conv, certificate = attention_to_conv(layer, **options)
         if certificate.any_size:

@@ -249,7 +249,8 @@ def _with_convolutions(
         **named: Tensor,
     ) -> Tensor:
         conv._parameters = {**conv._parameters, **{name: present[key] for name, key in own.items()}}
-        return compute(conv, next(iter((*positional, *named.values()))))
+        image, *_ = *positional, *named.values()
+        return compute(conv, image)
 
     calling: dict[nn.Module, list[tuple[Call, nn.Module]]] = {}
     for one in convolutions:

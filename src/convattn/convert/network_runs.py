@@ -497,13 +497,10 @@ def layer_outputs(
         makers.setdefault(id(first), []).append(name)
         alive.append(first)
 
-    hooks = []
-    for name, part in watched_modules(network):
-        if name:
-            hooks.append(part.register_forward_hook(partial(note, name), with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name, part in watched_modules(network):
+            if name:
+                hook = part.register_forward_hook(partial(note, name), with_kwargs=True)
+                hooks.enter_context(hook)
         output_of(network, arguments, dtype)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return values, takers

@@ -75,7 +75,7 @@ def normalise(
     weight = layer.like
     kind = torch.promote_types(weight.dtype, torch.float32)
     axes = unit_steps(layer.geometry, sizes)
-    tables, parts = score_tables(layer.encoding, axes, weight.device)
+    tables, parts = score_tables(layer, axes)
     tables = [table - highest(table) for table in tables]  # 0 at most
     _require_weight_at_home(layer, tables, parts, kind)
     kernels = []

@@ -104,16 +104,12 @@ class Roundings:
 
     def allowed(self, eps: float) -> Float[Tensor, "*shape"]:
         """Returns the error of each element that rounding explains; `eps` is that of the dtype."""
-        bounds = []
+        bound = torch.full_like(self._exact, math.inf)
         for runs in self._runs:
-            most = torch.stack([run for run, _ in runs])
-            counts = torch.stack([count for _, count in runs])
+            most, counts = map(torch.stack, zip(*runs, strict=True))
             highest = most.amax(0)
             counts = counts * (most > _ALIKE * highest)
-            bounds.append(highest * _margin(counts.sum(0)))
-        bound = bounds[0].expand(self._exact.shape)
-        for other in bounds[1:]:
-            bound = torch.minimum(bound, other)
+            bound = torch.minimum(bound, highest * _margin(counts.sum(0)))
         if eps <= torch.finfo(torch.float64).eps:
             bound = 2 * bound  # the reference rounds as much
         return bound + 2 * eps * scales(self._exact)
@@ -153,9 +149,8 @@ def scales(exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     if not size.numel():
         return size
     if size.ndim > 2:
-        groups = _groups(size.ndim)[1:]
-        scale = size.amax(groups[0], keepdim=True).expand(size.shape)
-        for pooled in groups[1:]:
+        scale = torch.full_like(size, math.inf)
+        for pooled in _groups(size.ndim)[1:]:
             scale = torch.minimum(scale, size.amax(pooled, keepdim=True))
         return scale
     table = size.reshape(len(size), -1) if size.ndim else size.reshape(1, 1)

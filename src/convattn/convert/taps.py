@@ -91,9 +91,7 @@ def read_taps(conv: Any) -> Taps:
     reason = why_unsupported(conv)
     if reason is not None:
         raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
-    options: dict[str, Any] = {}
-    for name in ("kernel_size", "dilation", "padding_mode"):
-        options[name] = getattr(conv, name)
+    options = {name: getattr(conv, name) for name in ("kernel_size", "dilation", "padding_mode")}
     if isinstance(conv, TransposedConvolution):
         padding = []  # with which a plain convolution of the dilated input equals the transposed one
         sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)

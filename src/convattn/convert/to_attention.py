@@ -64,7 +64,7 @@ def conv_to_attention(
         # anew, because the layer's dtype may be too narrow for centres
         layer.encoding = _encoding(taps, sharpness)
     layer.requires_grad_(conv.weight.requires_grad)
-    layer.bias = copy.deepcopy(conv.bias)
+    layer.bias = copy.deepcopy(conv.bias)  # type: ignore[assignment]
     layer.to(memory_format=suggest_memory_format(conv.weight))
     layer.train(conv.training)
     return layer, certify_attention(conv, taps, layer, attention_leak(layer))

@@ -42,7 +42,6 @@ from convattn.convert.taps import (
     summed_otherwise,
     why_not_numbers,
 )
-from convattn.encodings import LearnedAxial, LearnedTable
 from convattn.errors import (
     ArgumentError,
     ConversionError,
@@ -228,10 +227,10 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         sizes = axis_lists("spatial", spatial, layer.dims, least=1)
         layer.encoding.require_axes(unit_steps(geometry, sizes))
         return sizes
-    if isinstance(layer.encoding, LearnedAxial | LearnedTable):
-        return _sizes_of_table(geometry, layer.encoding.extent)
-    weight = layer.like
-    heads = fixed_heads(layer.encoding, weight.dtype)
+    extent = layer.encoding.extent
+    if extent is not None:
+        return _sizes_of_table(geometry, extent)
+    heads = fixed_heads(layer)
     least = smallest_image(geometry)
     extra = 4
     while True:
@@ -245,7 +244,7 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         if heads is not None:
             enough = heads.seen(axes)
         else:
-            attention = AttentionMap.of(layer.encoding, axes, weight.device)
+            attention = AttentionMap.of(layer, axes)
             own = _sufficient_window(attention, geometry, mass)
             enough = own is not None or attention.falls_off(mass)
         if enough:
@@ -311,7 +310,7 @@ def choose_kernel(
 ) -> KernelChoice:
     """Returns the kernel of hard heads if all are and a window holds them, else that of the attention itself."""
     geometry = layer.geometry
-    axes = unit_steps(layer.geometry, sizes)
+    axes = unit_steps(geometry, sizes)
     hard = find_hard_heads(layer, axes, mode)
     window = None if hard is None else hard.window(geometry, taps)
     if hard is not None and window is not None:
@@ -319,7 +318,7 @@ def choose_kernel(
         errors = maps.new_full((len(maps), 1), 2 * hard.leak)
         kernel = hard.kernel(window, maps)
         return KernelChoice(kernel, window, mode, errors, hard.leak, hard.any_size)
-    attention = AttentionMap.of(layer.encoding, axes, layer.like.device)
+    attention = AttentionMap.of(layer, axes)
     window = _window_of_heads(attention, geometry, taps, mass)
     mode = _paddable_mode(window, geometry, mode, sizes)
     crops = any(pixels < 0 for pair in geometry.padding for pixels in pair)
