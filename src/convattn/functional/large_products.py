@@ -46,11 +46,15 @@ def attention_by_products(
     inputs = (keys.to(dtype), maps, *weights)
     compute = partial(_compute, groups)
     pixels = max(prod(keys.shape[2:]), prod(weight.shape[1] for weight in weights))
-    means = len(maps) * keys.shape[1] * pixels * dtype.itemsize
-    images = max(1, piece_bytes(keys.device) // max(1, means))
-    if not is_accelerator(keys.device):
-        aligned = _ALIGNED // gcd(_ALIGNED, keys.shape[1])
-        images = max(1, images // aligned) * aligned
+    each = len(maps) * pixels * dtype.itemsize
+    channels = keys.shape[1]
+    aligned = 1
+    if is_accelerator(keys.device):  # the gradient of all weights is in memory for each image
+        channels = max(channels, weights[0].shape[2])
+    else:
+        aligned = _ALIGNED // gcd(_ALIGNED, channels)
+    fitting = piece_bytes(keys.device) // max(1, each * channels)
+    images = max(1, fitting // aligned) * aligned
     with without_autocast(keys.device):
         whole = torch.compiler.is_compiling() or needs_own_operations(*inputs)
         if whole or len(keys) <= images:
@@ -84,7 +88,7 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tenso
 def _of_all_pairs(groups: int, keys: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
     rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
     pixels = keys.flatten(2).mT
-    mixed = rows @ pixels
+    mixed = torch.bmm(rows.expand(len(pixels), -1, -1), pixels)
     queries = weight.shape[1]
     pattern = "batch (queries heads) (groups channels) -> groups (batch queries) (heads channels)"
     by_group = rearrange(mixed, pattern, queries=queries, groups=groups)
