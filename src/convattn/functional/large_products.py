@@ -86,7 +86,7 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tenso
 
 
 def _of_all_pairs(groups: int, keys: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-    rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
+    rows = weight.transpose(0, 1).flatten(0, 1).to(keys.dtype)
     pixels = keys.flatten(2).mT
     mixed = torch.bmm(rows.expand(len(pixels), -1, -1), pixels)
     queries = weight.shape[1]
@@ -100,9 +100,4 @@ def _of_all_pairs(groups: int, keys: Tensor, maps: Tensor, weight: Tensor) -> Te
 
 
 def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
-    return _laid_out(maps.transpose(0, 1), dtype).flatten(1)
-
-
-def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Copies into one block of memory, and into a dtype by the way."""
-    return x.to(dtype, memory_format=torch.contiguous_format)
+    return maps.transpose(0, 1).flatten(1).to(dtype)

@@ -67,10 +67,10 @@ def _read_pit(call: CallContext, stage: CallContext) -> Layout:
 def _read_naflex(call: CallContext, network: CallContext) -> Layout:
     """Reads NaFlexVit, which is given images, or patches with their rows and columns and which of them are there."""
     x, coordinates, there = (network.argument(*name) for name in enumerate(_NAFLEX_INPUTS))
+    module: Any = network.module
     if isinstance(x, dict):
         coordinates, there = x["patch_coord"], x.get("patch_valid")
-    module: Any = network.module
-    if coordinates is None:
+    elif coordinates is None:
         grid = module.embeds.dynamic_feat_size(x.shape[2:])
         return call.global_layout(grid, module.num_prefix_tokens)
     if there is not None:
