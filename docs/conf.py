@@ -64,10 +64,11 @@ def find_error(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Ele
     return next(filter(None, found), None)
 
 
-def let_tables_scroll(_app: Sphinx, _name: str, _template: str, context: dict[str, Any], _tree: Node | None) -> None:
-    """Lets the keyboard reach tables, which scroll where they are wider than the page."""
+def let_boxes_scroll(_app: Sphinx, _name: str, _template: str, context: dict[str, Any], _tree: Node | None) -> None:
+    """Lets the keyboard reach tables and code, which scroll where they are wider than the page."""
     if "body" in context:
-        context["body"] = context["body"].replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+        boxes = r'<(pre\b|div (?=class="table-wrapper))'
+        context["body"] = re.sub(boxes, r'<\1 tabindex="0" ', context["body"])
 
 
 def write_live_page(app: Sphinx, error: Exception | None) -> None:
@@ -98,6 +99,6 @@ def setup(app: Sphinx) -> None:
     """Lets the build write the interactive page, copy the gallery, and read pages that GitHub shows as well."""
     app.connect("source-read", leave_links_out)
     app.connect("missing-reference", find_error)
-    app.connect("html-page-context", let_tables_scroll)
+    app.connect("html-page-context", let_boxes_scroll)
     app.connect("build-finished", write_live_page)
     app.connect("build-finished", copy_gallery)
