@@ -222,7 +222,7 @@ def mebibytes(case: CaseResult, contender: str) -> str:
 
 def paper_gap() -> str:
     """Words the paper's accuracy of the learned encoding less that of the quadratic one, in points."""
-    rows = {row.recipe: row.accuracy for row in TABLE1}
+    rows = {row.recipe: row.paper_accuracy for row in TABLE1}
     gap = 100 * ((rows["sa-learned"] or 0) - (rows["sa-quadratic"] or 0))
     return signed(gap, 1)
 
@@ -267,9 +267,9 @@ def closest(labels: Sequence[str]) -> float:
 def published(recipe: str) -> dict[str, str]:
     """Words the published accuracies of a recipe in percent, and its published size; – where there is none."""
     row = next(row for row in TABLE1 if row.recipe == recipe)
-    both = {"paper": row.accuracy, "replication": row.replication}
+    both = {"paper": row.paper_accuracy, "replication": row.replication_accuracy}
     words = {name: "–" if one is None else f"{100 * one:.4g}" for name, one in both.items()}
-    return {**words, "parameters": row.parameters or "–"}
+    return {**words, "parameters": row.paper_parameters or "–"}
 
 
 def conversions(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

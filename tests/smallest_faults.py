@@ -144,7 +144,7 @@ FAULTS = [
         ),
         ("reference", "W_h off", REFERENCE, "functional.definition", "attend", argument_off(2)),
         ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
-        ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_heads", argument_off(2)),
+        ("separable", "W_h off", SEPARABLE, "functional.tiles", "of_groups", result_off),
         ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),

@@ -33,5 +33,13 @@ def test_starting_loads_no_torch_and_little(statement, most):
     assert len(loaded - loaded_modules("pass")) <= most
 
 
-def test_what_is_loaded_is_seen():
-    assert "numpy" in loaded_modules("import numpy")
+CONVERSION = (
+    "import torch, convattn; "
+    "convattn.network_to_attention(torch.nn.Conv2d(2, 3, 1), images=torch.ones(1, 2, 5, 7))"
+)
+
+
+def test_a_conversion_loads_no_compiler():
+    loaded = loaded_modules(CONVERSION)
+    assert {"numpy", "convattn.convert.network_check"} <= loaded
+    assert "torch._dynamo" not in loaded

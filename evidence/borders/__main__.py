@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import ratios, time_rounds
-from convattn import freeze, load_network, network_to_conv
+from convattn import load_network, network_to_conv
 from convattn.data import normalise
 from evidence.pretrained.__main__ import convertible, sources
 from evidence.results import (
@@ -62,7 +62,7 @@ def borders(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any
     attention = scores(network, images)
     few = images[:CERTIFIED]
     exact, certificate = network_to_conv(network, borders="exact", images=few)
-    made = scores(freeze(exact, images[:1]), images)
+    made = scores(exact.eval(), images)
     certified = {"certificate": json.loads(certificate.to_json())}
     rows = {"exact": compared(attention, made, labels) | certified}
     plain, _ = network_to_conv(network, images=few)
@@ -81,7 +81,7 @@ def runtimes(
     import onnx
 
     batch = images[:BATCH]
-    exact = freeze(network_to_conv(network, borders="exact", images=images[:CERTIFIED])[0], batch)
+    exact = network_to_conv(network, borders="exact", images=images[:CERTIFIED])[0].eval()
     runs: dict[str, Run] = {"attention, torch": network, "exact convolutions, torch": exact}
     facts: dict[str, dict[str, Any]] = {name: {"bytes": None, "operators": None} for name in runs}
     with tempfile.TemporaryDirectory() as place, torch.no_grad():

@@ -15,43 +15,57 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import attention_to_conv as attention_to_conv
-    from convattn.convert import certify as certify
-    from convattn.convert import conv_to_attention as conv_to_attention
-    from convattn.convert import freeze as freeze
-    from convattn.convert import network_to_attention as network_to_attention
-    from convattn.convert import network_to_conv as network_to_conv
-    from convattn.encodings import AxialDistance as AxialDistance
-    from convattn.encodings import AxisAdditiveEncoding as AxisAdditiveEncoding
-    from convattn.encodings import Distance as Distance
-    from convattn.encodings import Encoding as Encoding
-    from convattn.encodings import GeneralizedQuadratic as GeneralizedQuadratic
-    from convattn.encodings import LearnedAxial as LearnedAxial
-    from convattn.encodings import LearnedTable as LearnedTable
-    from convattn.encodings import LinearDistance as LinearDistance
-    from convattn.encodings import Quadratic as Quadratic
-    from convattn.encodings import Shift as Shift
-    from convattn.encodings import Sinusoidal as Sinusoidal
-    from convattn.encodings import register_encoding as register_encoding
+    from convattn.convert import (
+        attention_to_conv as attention_to_conv,
+        certify as certify,
+        conv_to_attention as conv_to_attention,
+        freeze as freeze,
+        network_to_attention as network_to_attention,
+        network_to_conv as network_to_conv,
+    )
+    from convattn.encodings import (
+        AxialDistance as AxialDistance,
+        AxisAdditiveEncoding as AxisAdditiveEncoding,
+        Distance as Distance,
+        Encoding as Encoding,
+        GeneralizedQuadratic as GeneralizedQuadratic,
+        LearnedAxial as LearnedAxial,
+        LearnedTable as LearnedTable,
+        LinearDistance as LinearDistance,
+        Quadratic as Quadratic,
+        Shift as Shift,
+        Sinusoidal as Sinusoidal,
+        register_encoding as register_encoding,
+    )
     from convattn.errors import ConvAttnError as ConvAttnError
-    from convattn.heads import analyze as analyze
-    from convattn.heads import attention_maps as attention_maps
-    from convattn.heads import init_heads_ as init_heads_
-    from convattn.heads import mean_maps as mean_maps
-    from convattn.heads import random_heads as random_heads
-    from convattn.heads import replace_heads as replace_heads
-    from convattn.lab import load_recipe as load_recipe
-    from convattn.lab import train as train
-    from convattn.layers import Content as Content
-    from convattn.layers import RelativeAttention1d as RelativeAttention1d
-    from convattn.layers import RelativeAttention2d as RelativeAttention2d
-    from convattn.layers import RelativeAttention3d as RelativeAttention3d
-    from convattn.models import AttentionNet as AttentionNet
-    from convattn.models import ConvNet as ConvNet
-    from convattn.models import resnet18 as resnet18
-    from convattn.networks import load_network as load_network
-    from convattn.networks import push_to_hub as push_to_hub
-    from convattn.networks import save_network as save_network
+    from convattn.heads import (
+        analyze as analyze,
+        attention_maps as attention_maps,
+        init_heads_ as init_heads_,
+        mean_maps as mean_maps,
+        random_heads as random_heads,
+        replace_heads as replace_heads,
+    )
+    from convattn.lab import (
+        load_recipe as load_recipe,
+        train as train,
+    )
+    from convattn.layers import (
+        Content as Content,
+        RelativeAttention1d as RelativeAttention1d,
+        RelativeAttention2d as RelativeAttention2d,
+        RelativeAttention3d as RelativeAttention3d,
+    )
+    from convattn.models import (
+        AttentionNet as AttentionNet,
+        ConvNet as ConvNet,
+        resnet18 as resnet18,
+    )
+    from convattn.networks import (
+        load_network as load_network,
+        push_to_hub as push_to_hub,
+        save_network as save_network,
+    )
     from convattn.viewer import view as view
 
 _NAMES = {

@@ -107,11 +107,11 @@ def roundings(
 
 
 def references(
-    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
+    compute: Callable[..., Result], *inputs: Tensor | nn.Module
 ) -> tuple[Result, list[Result]]:
     """Computes a result in float64, and `roundings` of it: what a budget is derived from.
 
-    The arguments are those of `roundings`. The copies in float64 hold the same numbers.
+    The arguments are those of `roundings` without `count`. The copies in float64 hold the same numbers.
 
     Example:
         >>> hi, lows = references(torch.sum, torch.full((2,), 3.0))
@@ -119,7 +119,7 @@ def references(
         (tensor(6., dtype=torch.float64), 5)
     """
     precise = [_as_float64(item) for item in inputs]
-    return compute(*precise), roundings(compute, *inputs, count=count)
+    return compute(*precise), roundings(compute, *inputs)
 
 
 def _as_float64(item: Tensor | nn.Module) -> Tensor | nn.Module:

@@ -22,33 +22,10 @@ Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped a
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
-
-__all__ = [
-    "ArgumentError",
-    "CertificateWarning",
-    "CheckpointError",
-    "CheckpointWarning",
-    "ConvAttnError",
-    "ConversionError",
-    "DataError",
-    "DeviceError",
-    "EncodingRangeError",
-    "MissingDependencyError",
-    "RecipeError",
-    "ShapeError",
-    "TrainingError",
-    "UnknownNameError",
-    "UnsupportedModelError",
-    "WriteError",
-    "install_hint",
-    "must_be",
-    "must_be_a",
-    "optional_module",
-]
 
 
 def must_be(argument: str, expectation: str, value: object) -> str:
@@ -89,9 +66,18 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
 
 def sorts(tensors: Sequence[Any]) -> str:
     """Returns the dtypes and shapes of tensors in words, as "uint8 of shape (2, 3, 5, 7)"."""
-    kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    return ", ".join(f"{kind} of shape {shape}" for kind, shape in zip(kinds, shapes, strict=True))
+    words = []
+    for tensor in tensors:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        words.append(f"{kind} of shape {tuple(tensor.shape)}")
+    return ", ".join(words)
+
+
+def nearest_of(known: Collection[str], name: object) -> str:
+    """Returns the end of a message about an unknown name: the nearest of the known ones, and all of them."""
+    nearest = difflib.get_close_matches(str(name), known, n=1)
+    hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+    return f"{hint} Known: {', '.join(known)}"
 
 
 def must_fit(words: str, error: Exception) -> str:
@@ -116,16 +102,6 @@ def lacks_memory(error: BaseException) -> bool:
     message = str(error).lower()
     said = "allocate memory" in message or "out of memory" in message
     return said or isinstance(error, MemoryError)
-
-
-def install_hint(extra: str) -> str:
-    """Returns the line that installs an extra, be this package from an index or a checkout: what is there stays.
-
-    Example:
-        >>> install_hint("timm")
-        'pip install "convattn[timm]"'
-    """
-    return f'pip install "convattn[{extra}]"'
 
 
 class ConvAttnError(Exception):
@@ -159,14 +135,12 @@ class UnknownNameError(ArgumentError):
 
     def __init__(self, kind: str, name: object, known: Iterable[str], more: str = "") -> None:
         """Takes the kind of thing that was looked up, the name that came, the known names, and what else to say."""
-        self.kind, self.name, self.known, self.more = kind, name, sorted(known), more
-        nearest = difflib.get_close_matches(str(name), self.known, n=1)
-        hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}{more}")
+        super().__init__(kind, name, sorted(known), more)
 
-    def __reduce__(self) -> tuple[type, tuple[str, object, list[str], str]]:
-        """Lets the error cross from one process to another."""
-        return type(self), (self.kind, self.name, self.known, self.more)
+    def __str__(self) -> str:
+        """Suggests the nearest of the known names, and lists them."""
+        kind, name, known, more = self.args
+        return f"unknown {kind} {name!r}{nearest_of(known, name)}{more}"
 
 
 class EncodingRangeError(ArgumentError):
@@ -223,16 +197,15 @@ class MissingDependencyError(ConvAttnError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         """Names the package, or several separated by spaces, and the extra that brings them."""
-        self.package, self.extra = package, extra
+        super().__init__(package, extra)
+
+    def __str__(self) -> str:
+        """Says what is missing, and the line that installs it."""
+        package, extra = self.args
         names = ", ".join(package.split())
         verb = "are" if " " in package else "is"
-        super().__init__(
-            f"this needs {names}, which {verb} not installed; run: {install_hint(extra)}"
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        """Lets the error cross from one process to another."""
-        return type(self), (self.package, self.extra)
+        install = f'pip install "convattn[{extra}]"'  # adds to an installation, from an index or a checkout
+        return f"this needs {names}, which {verb} not installed; run: {install}"
 
 
 def optional_module(name: str, package: str, extra: str) -> ModuleType:
@@ -258,10 +231,11 @@ def require_packages(**needed: Sequence[str]) -> None:
         "sklearn": "scikit-learn",
         "tomli_w": "tomli-w",
     }
-    missing, extras = [], []
+    missing: dict[str, str] = {}
     for extra, modules in needed.items():
-        lacking = [packages.get(name, name) for name in modules if find_spec(name) is None]
-        missing += lacking
-        extras += [extra] * bool(lacking)
+        for name in modules:
+            if find_spec(name) is None:
+                missing[packages.get(name, name)] = extra
     if missing:
+        extras = dict.fromkeys(missing.values())
         raise MissingDependencyError(" ".join(missing), ",".join(extras))

@@ -4,7 +4,6 @@ Records and recipes are read here, whether from JSON, from TOML or from the comm
 """
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, nearest_of
 
 _NOT_FINITE = ("inf", "-inf", "nan")
 """Numbers that JSON lacks, as records write them."""
@@ -85,13 +84,12 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
         Traceback (most recent call last):
         convattn.errors.ArgumentError: training.epochs must be an integer of at least 1, but is 0
     """
-    members = _members(hint)
-    if hint is Any or (value is None and types.NoneType in members):
+    if hint is Any or (value is None and types.NoneType in typing.get_args(hint)):
         return value
     kinds = _dataclasses(hint)
     if kinds:
         return _read_table(kinds, value, key, complete=complete)
-    plain, limits = members[0], ()
+    plain, limits = _members(hint)[0], ()
     if typing.get_origin(plain) is Annotated:
         plain, *limits = typing.get_args(plain)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
@@ -144,8 +142,8 @@ def explain(hint: Any) -> str:
     if origin is tuple:
         number = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
         return f"a list{number}, each item {explain(arguments[0])}"
-    members = [member for member in _members(hint) if member is not types.NoneType]
-    if members != [hint]:
+    members = _members(hint)
+    if members != (hint,):
         return " or ".join(map(explain, members))
     return _WORDS[hint]
 
@@ -157,10 +155,10 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns the alternatives of a union, None last; of another annotation, itself alone."""
+    """Returns the alternatives of a union besides None; of another annotation, itself alone."""
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return (hint,)
-    return tuple(sorted(typing.get_args(hint), key=lambda member: member is types.NoneType))
+    return tuple(member for member in typing.get_args(hint) if member is not types.NoneType)
 
 
 def _dataclasses(hint: Any) -> list[type]:
@@ -180,10 +178,7 @@ def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: boo
     expected = hints(kind)
     for name in value:
         if name not in expected:
-            nearest = difflib.get_close_matches(name, expected, n=1, cutoff=0.5)
-            hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-            known = ", ".join(expected)
-            raise ArgumentError(f"unknown key {prefix + name!r}{hint} Known: {known}")
+            raise ArgumentError(f"unknown key {prefix + name!r}{nearest_of(expected, name)}")
     for field in dataclasses.fields(kind):
         has_default = not (field.default is field.default_factory is dataclasses.MISSING)
         if field.name not in value and (complete or not has_default):

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from time import sleep
@@ -164,16 +164,14 @@ def read_whole(folder: Path, read: Callable[[], T]) -> T:
     """
     for _ in range(_TRIES):
         before = folder_state(folder)
-        result, failure = None, None
         try:
             result = read()
-        except (OSError, CheckpointError) as error:
-            failure = error
-        if folder_state(folder) != before:
+        except (OSError, CheckpointError):
+            if folder_state(folder) == before:
+                raise
             continue
-        if failure is not None:
-            raise failure
-        return result  # type: ignore[return-value]
+        if folder_state(folder) == before:
+            return result
     raise CheckpointError(
         f"{folder} was replaced by another process each of the {_TRIES} times that it was read"
     )
@@ -226,14 +224,12 @@ def _discard(hidden: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-@contextmanager
-def sole_use(folder: Path) -> Iterator[None]:
+def sole_use(folder: Path) -> AbstractContextManager[None]:
     """Locks an existing folder for this process by a file `.lock` in it; the lock ends with the process.
 
     Raises CheckpointError if another process has locked the folder.
     """
-    with _locked(folder / _LOCK, wait=False):
-        yield
+    return _locked(folder / _LOCK, wait=False)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ of the window of a convolution with the same arguments. A displacement is δ = k
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, TypeGuard
@@ -15,8 +15,6 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
-
-__all__ = ["PADDING_MODES", "Axis", "Geometry", "Window", "axis_lists", "is_whole", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
@@ -42,24 +40,27 @@ class Axis:
 
     queries: range  # Positions of the queries, in pixels of the key grid
     keys: int  # Number of keys; they stand at 0, 1, …, keys − 1
-    # Smallest displacement, from the last query to the first key
-    lowest: int = field(init=False, repr=False, compare=False)
-    # Largest displacement, from the first query to the last key
-    highest: int = field(init=False, repr=False, compare=False)
-    span: int = field(init=False, repr=False, compare=False)  # Number of displacements
 
-    def __post_init__(self) -> None:
-        """Computes the displacements at the ends."""
-        object.__setattr__(self, "lowest", -self.queries[-1])
-        object.__setattr__(self, "highest", self.keys - 1 - self.queries[0])
-        object.__setattr__(self, "span", self.highest - self.lowest + 1)
+    @property
+    def lowest(self) -> int:
+        """Smallest displacement, from the last query to the first key."""
+        return -self.queries[-1]
+
+    @property
+    def highest(self) -> int:
+        """Largest displacement, from the first query to the last key."""
+        return self.keys - 1 - self.queries[0]
+
+    @property
+    def span(self) -> int:
+        """Number of displacements."""
+        return self.highest - self.lowest + 1
 
     @property
     def mirrored(self) -> "Axis":
         """The same axis counted from its other end, so that displacements change sign."""
-        first = self.keys - 1 - self.queries[-1]
-        last = self.keys - 1 - self.queries[0]
-        return Axis(range(first, last + 1, self.queries.step), self.keys)
+        first = self.keys - 1 + self.lowest
+        return Axis(range(first, self.highest + 1, self.queries.step), self.keys)
 
     def displacements(
         self, device: torch.device | None = None, dtype: torch.dtype = torch.int64

@@ -89,6 +89,11 @@ class SameDraws(TorchDispatchMode):
 
     drew = False  # Whether there was any
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Returns False, or torch would load its compiler, which takes a second, with the first of these modes."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.fields import read
@@ -53,7 +52,8 @@ class Record:
             "schema_version": self.schema_version,
             **dataclasses.asdict(self),
         }
-        return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+        plain = json.loads(json.dumps(content), parse_constant=_in_words)
+        return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls: type[R], text: str) -> R:
@@ -93,12 +93,6 @@ class Record:
             raise CheckpointError(f"{path}: {error}") from None
 
 
-def _plain(value: Any) -> Any:
-    """Converts a value to JSON types; inf and nan, which JSON lacks, become strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(float(value))
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+def _in_words(constant: str) -> str:
+    """Returns "inf", "-inf" or "nan" for what Python writes in place of a number that JSON lacks."""
+    return repr(float(constant))

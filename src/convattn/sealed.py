@@ -130,7 +130,7 @@ def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], d
     config, tensors, verdict = read_whole(folder, partial(_read_files, folder, verify=verify))
     if verdict == "failed":
         message = f"the certificate in {folder} says that the conversion failed"
-        warnings.warn(message, CertificateWarning, stacklevel=3)
+        warnings.warn(message, CertificateWarning, stacklevel=4)
     if LOAD_AS in config:
         tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
     config.pop(DIGESTS, None)
@@ -190,20 +190,16 @@ def _read_verdict(file: Path) -> Any:
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:
     """Copies tensors with the floating-point ones in the dtype of that name, which must hold every value of theirs."""
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        expected = "the name of a floating-point dtype"
-        raise CheckpointError(f"{file}: {must_be(LOAD_AS, expected, name)}")
-    floating = {key: tensor for key, tensor in tensors.items() if tensor.is_floating_point()}
-    rounded = []
-    for key, tensor in floating.items():
-        if torch.promote_types(tensor.dtype, dtype) != dtype:
-            rounded.append(key)
-    if rounded:
-        raise CheckpointError(
-            f"{file}: {LOAD_AS} is {name}, which does not hold every value of {some(rounded)}"
-        )
-    return {**tensors, **{key: tensor.to(dtype) for key, tensor in floating.items()}}
+    dtype = getattr(torch, str(name), None)
+    wide = dict(tensors)
+    for key, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        if not isinstance(dtype, torch.dtype) or torch.promote_types(tensor.dtype, dtype) != dtype:
+            expected = f"a dtype that holds every value of {key}"
+            raise CheckpointError(f"{file}: {must_be(LOAD_AS, expected, name)}")
+        wide[key] = tensor.to(dtype)
+    return wide
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -218,31 +214,24 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies tensors to the CPU, each to a memory of its own, as the format needs them."""
-    plain: dict[str, Tensor] = {}
-    memories: set[int] = set()
+    plain = {}
     for name, tensor in tensors.items():
-        whole = tensor.detach().cpu().contiguous()
-        memory = whole.untyped_storage()
-        if memory.nbytes() != whole.nbytes or memory.data_ptr() in memories:
-            whole = whole.clone()
-        memories.add(whole.untyped_storage().data_ptr())
-        plain[name] = whole
+        plain[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return plain
 
 
 def _require_numbers(tensors: Mapping[str, Tensor]) -> None:
     """Raises UnsupportedModelError if tensors hold NaN, and names them."""
-    wrong = [name for name, tensor in tensors.items() if _has_nan(tensor)]
+    wrong = []
+    for name, tensor in tensors.items():
+        values = tensor
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            values = tensor.float()  # torch has no isnan for floating-point numbers of 8 bits
+        if values.isnan().any():
+            wrong.append(name)
     if wrong:
         verb = "holds" if len(wrong) == 1 else "hold"
         raise UnsupportedModelError(f"{some(wrong)} {verb} NaN")
-
-
-def _has_nan(tensor: Tensor) -> bool:
-    """Returns whether a tensor holds NaN; torch has no isnan for floating-point numbers of 8 bits."""
-    if tensor.is_floating_point() and tensor.element_size() == 1:
-        tensor = tensor.float()
-    return bool(tensor.isnan().any())
 
 
 def _config_digest(config: Mapping[str, Any]) -> str:

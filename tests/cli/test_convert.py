@@ -83,7 +83,7 @@ def test_an_attention_layer_becomes_a_convolution_and_is_not_converted_again(lay
     assert type(load_network("back")) is nn.Conv2d
     assert Certificate.load("back/certificate.json").direction == "attention_to_conv"
     assert run("convert attention -o again") == 2
-    message = "attention holds a RelativeAttention2d, which is not a convolution of torch"
+    message = "cannot convert RelativeAttention2d, which is not a convolution of torch"
     assert capsys.readouterr().err == f"convattn: {message}\n"
     assert not Path("again").exists()
 
@@ -291,7 +291,7 @@ MISTAKES = {
     f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: .* left out by exclude",
     "convert layer --limit 3": "--limit is for a network, and layer holds a single layer",
     "convert layer --tolerance 1": "--tolerance must be a share in .0, 1., but is 1.0",
-    f"{DRAWN} --shape 3,x": "--shape must be whole numbers separated by commas",
+    f"{DRAWN} --shape 3,x": r"--shape\[1\] must be an integer of at least 1, but is 'x'",
     f"{DRAWN} --shape 3,1000000,1000000": r"shape must be the shape of an image that fits into mem",
     f"{DRAWN} --shape 5,8,8": "images must fit the network",
     "convert deep": "^convattn: deep holds no saved network: config.json",

@@ -39,8 +39,8 @@ def test_mean_and_std_are_numbers_of_each_channel():
     options = NetworkOptions(random_weights=True, mean="0.5,0.25,0", std="1,0.5,0.25")
     assert options.load("convattn:ConvNet").colours == ((0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
     wrong = {
-        ("0.5", None): "--std must be one number per channel, .* --mean needs --std, but is None",
-        ("a", "1"): "--mean must be one number per channel",
+        ("0.5", None): "--mean and --std must be one number .* but are 0.5 and None",
+        ("a", "1"): r"--mean\[0\] must be a number, but is 'a'",
         ("0.5", "1,1,1"): "--mean and --std must be one number .* but are 0.5 and 1,1,1",
         ("0.5", "0"): "--mean and --std must be one number .* but are 0.5 and 0",
     }

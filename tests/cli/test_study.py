@@ -83,7 +83,7 @@ def test_failing_runs_are_named_with_their_last_line(untrained, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--seeds one", "--seeds must be whole numbers separated by commas, but is 'one'"),
+        ("--seeds one", "--seeds[0] must be an integer, but is 'one'"),
         ("--grid =3", "--grid must be of the form KEY=VALUE, but is '=3'"),
         (
             "--grid model.heads=2 --grid model.heads=3",

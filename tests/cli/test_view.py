@@ -155,7 +155,10 @@ MISTAKES = {
         "AttentionNet is not known to be trained on CIFAR-10 or digits",
     ),
     "taken": (f"{SMALL} -o full/mine", "--output must be a file that does not exist"),
-    "no folder": (f"{SMALL} -o none/page.html", "--output must be in a folder that exists"),
+    "no folder": (
+        f"{SMALL} -o none/page.html",
+        "--output cannot be made: No such file or directory",
+    ),
 }
 
 
@@ -181,7 +184,7 @@ def test_a_network_of_heads_that_stay_has_no_timeline():
     ("differs", "message"),
     [
         ("all", "report was measured with other weights than network has, of blocks.0.mixer"),
-        ("stem", "with other weights than network has, of layers that were not measured"),
+        ("stem", "with other weights than network has, of other layers than those measured"),
         ("names", "report is of another network: network has no layer layer"),
     ],
 )

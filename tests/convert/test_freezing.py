@@ -153,7 +153,7 @@ def test_a_network_is_frozen_with_every_size_that_its_layers_meet():
     torch.manual_seed(0)
     made, _ = network_to_attention(Twice(), sharpness=2.0, images=images(1, 4, 12, 14))
     frozen = freeze(made, images(1, 4, 12, 14))
-    assert frozen.shared.sizes == ((12, 14), (6, 7))
+    assert tuple(frozen.shared._prepared) == ((12, 14), (6, 7))
     assert type(made.shared) is RelativeAttention2d
     with torch.no_grad():
         x = images(5, 4, 12, 14)

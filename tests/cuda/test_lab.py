@@ -77,8 +77,9 @@ def test_an_epoch_in_mixed_precision_has_its_losses_up_to_the_digits_that_are_mi
 def test_batches_are_those_of_the_cpu(device):
     recipe = DataRecipe("digits", crop_padding=2, crop_border="reflect", flip=True)
     made = [Batches(tiny_data(), recipe, size=7, seed=1, device=place) for place in ("cpu", device)]
-    for _ in range(2):
-        for (images, targets), (there, targets_there) in zip(*made, strict=True):
+    for epoch in range(2):
+        both = zip(*[batches.of_epoch(epoch) for batches in made], strict=True)
+        for (images, targets), (there, targets_there) in both:
             assert torch.equal(there.cpu(), images)
             assert torch.equal(targets_there.cpu(), targets)
             assert there.device.type == device.type

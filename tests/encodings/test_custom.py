@@ -19,7 +19,13 @@ from convattn.encodings import (
     create_encoding,
     registry,
 )
-from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnsupportedModelError
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    EncodingRangeError,
+    ShapeError,
+    UnsupportedModelError,
+)
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.testing.contracts import EncodingContract, Formula
 
@@ -184,14 +190,10 @@ def test_a_feature_width_without_features_is_said():
     class Along(Slope):
         feature_width = 3
 
-    with pytest.raises(
-        NotImplementedError, match="Wide has a feature_width, so it must have feature_vectors"
-    ):
-        Wide(2, 2).features(torch.zeros(1, 2))
-    with pytest.raises(
-        NotImplementedError, match="Along has a feature_width, so it must have axis_feature_vectors"
-    ):
-        Along(2, 2).features(torch.zeros(1, 2))
+    for kind, missing in ((Wide, "feature_vectors"), (Along, "axis_feature_vectors")):
+        message = f"{kind.__name__} has a feature_width, so it must have {missing}"
+        with pytest.raises(NotImplementedError, match=message):
+            kind(2, 2).features(torch.zeros(1, 2))
 
 
 @pytest.fixture
@@ -297,3 +299,14 @@ def test_what_cannot_be_registered_is_refused(registered, name, kind, message, w
     with pytest.raises(ArgumentError, match=message):
         register_encoding(name, kind)
     assert "mine" not in ENCODINGS
+
+
+def test_an_encoding_that_does_not_hold_every_displacement_says_so_by_its_extent():
+    class Narrow(Ring):
+        extent = (3, 2)
+
+    layer = RelativeAttention2d(1, 1, num_heads=2, encoding=Narrow(2, 2))
+    assert layer(torch.zeros(1, 1, 3, 2)).shape == (1, 1, 3, 2)
+    message = r"Narrow holds displacements from -1 to 1 along axis 1, but -4 to 4 are asked"
+    with pytest.raises(EncodingRangeError, match=message):
+        layer(torch.zeros(1, 1, 3, 5))

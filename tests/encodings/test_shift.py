@@ -45,7 +45,10 @@ def test_softened_heads_have_the_same_centres():
     assert isinstance(soft, Quadratic)
     assert soft.centres.tolist() == [[0.0, -3.0], [7.0, 1.0]]
     assert soft.sharpness.tolist() == [2.0, 2.0]
-    with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is 0"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"sharpness must be a positive finite number in torch\.float32, but is 0",
+    ):
         Shift(3, 1).soften(0)
 
 
@@ -61,11 +64,14 @@ def test_heads_that_are_no_kernel_need_displacements(heads, dims):
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ([[0, 1]], ShapeError, r"displacements must be of shape \(2, 2\), but is \[\[0, 1\]\]"),
-        ([[0], [1]], ShapeError, r"displacements must be of shape \(2, 2\)"),
-        (7, ShapeError, r"displacements must be of shape \(2, 2\), but is 7"),
+        (
+            [[0, 1]],
+            ShapeError,
+            r"displacements must be finite numbers of shape \(2, 2\), .* but is \(1, 2\)",
+        ),
+        ([[0], [1, 2]], ArgumentError, r"displacements must be finite numbers of shape \(2, 2\)"),
+        (7, ShapeError, r"displacements must be finite numbers of shape \(2, 2\), .* but is \(\)"),
         ([[0, 0.5], [1, 1]], ArgumentError, "displacements must be integers, but is"),
-        ([[0, True], [1, 1]], ArgumentError, "displacements must be integers, but is"),
     ],
 )
 def test_displacements_that_are_none_are_refused(given, kind, message, without_type_checks):

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from convattn.encodings import LearnedAxial, LearnedTable
+from convattn.encodings import LearnedAxial, LearnedTable, create_encoding
 from convattn.errors import EncodingRangeError
-from convattn.grid import Axis
-from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.grid import Axis, Geometry
+from convattn.layers import RelativeAttention2d
 
 
 @pytest.mark.parametrize("kind", [LearnedAxial, LearnedTable])
@@ -47,15 +47,13 @@ def test_grids_outside_the_table_are_refused(kind, ask):
 
 
 @pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
-@pytest.mark.parametrize(
-    ("kind", "size", "padding"),
-    [(RelativeAttention1d, 512, 8), (RelativeAttention2d, 32, 8), (RelativeAttention3d, 16, 4)],
-)
-def test_tables_by_name_hold_common_sizes(kind, name, size, padding):
-    layer = kind(1, 1, num_heads=1, encoding=name, kernel_size=2 * padding + 1, padding=padding)
-    layer.encoding.require_axes(layer.geometry.axes([size] * kind.dims))
-    with pytest.raises(EncodingRangeError):
-        layer.encoding.require_axes(layer.geometry.axes([size + 1] * kind.dims))
+def test_tables_by_name_hold_common_sizes(name):
+    for dims, size, padding in ((1, 512, 8), (2, 32, 8), (3, 16, 4)):
+        encoding = create_encoding(name, 1, dims)
+        geometry = Geometry.parse(dims, kernel_size=2 * padding + 1, padding=padding)
+        encoding.require_axes(geometry.axes([size] * dims))
+        with pytest.raises(EncodingRangeError):
+            encoding.require_axes(geometry.axes([size + 1] * dims))
 
 
 @pytest.mark.parametrize("name", ["learned_axial", "learned_table"])

@@ -409,7 +409,7 @@ HUNGRY = {
 @pytest.mark.parametrize(("encoding", "options", "dtype", "path"), HUNGRY.values(), ids=HUNGRY)
 def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, path, monkeypatch):
     """What is 64 MiB and 4 MiB in use is 128 KiB and 16 KiB here."""
-    for name in ("fused", "path"):
+    for name in ("fourier", "fused", "path"):
         module = importlib.import_module(f"convattn.functional.{name}")
         monkeypatch.setattr(module, "KEPT_BYTES", 1 << 17)
     monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 14)

@@ -6,7 +6,8 @@ from tests.testing.keys import key_index, take_keys
 from torch.nn import functional as F
 
 from convattn.errors import ShapeError
-from convattn.functional import pad_keys, query_pixels
+from convattn.functional import pad_keys
+from convattn.functional.reference import query_pixels
 from convattn.grid import PADDING_MODES, Axis, Geometry
 
 

@@ -20,6 +20,7 @@ from convattn.heads.catalogue import register_attention
 from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled
 from convattn.heads.head_report import Estimate, HeadReport
 from convattn.heads.layout import global_layout
+from convattn.heads.products import Product
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
 
@@ -397,3 +398,18 @@ def test_off_a_terminal_progress_is_a_line_at_times(monkeypatch, capsys):
     assert lines
     for line in lines:
         assert re.fullmatch(r"measured: \d of 4 images", line)
+
+
+def test_weights_are_proved_where_heads_are_measured_and_not_again_in_controls(monkeypatch):
+    proof = Product.proof
+    proofs = []
+
+    def counted(product, weights, first):
+        proofs.append(first)
+        return proof(product, weights, first)
+
+    monkeypatch.setattr(Product, "proof", counted)
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    report = analyze(vit, noise(5, 3, 32, 32), progress=False)
+    assert len(report.layers[0].controls) == 2
+    assert len(proofs) == 2  # of the images of the fit, and of those held out

@@ -8,7 +8,7 @@ from tests.heads.statistics_cases import LAYOUTS, added, call_of, make_call, mea
 from convattn.heads import kernel_fit as likelihood
 from convattn.heads.controls import CONTROLS
 from convattn.heads.head_sums import make_pairs
-from convattn.heads.kernel_fit import KernelFit, shared_out
+from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import global_layout
 from convattn.heads.measure import layer_statistics
 
@@ -24,7 +24,8 @@ def by_position(layout, images=8, seed=0):
     )
     scores = table[:, pairs.bins].movedim(0, 1)
     weights = scores.softmax(-1).nan_to_num(0.0)
-    made[:, :, pairs.rows[:, None], pairs.cols[None]] = weights
+    rows, cols = (torch.arange(size) for size in made.shape[2:])
+    made[:, :, rows[pairs.rows, None], cols[None, pairs.cols]] = weights
     call = call_of(layout, made.expand(images, -1, -1, -1, -1))
     return call, pairs, table[:, :-1].log_softmax(-1)
 
@@ -45,7 +46,7 @@ def test_weights_by_position_are_found_again(name):
     layer = scored(call, 4)
     assert layer.kernels.unsettled == 0
     for head in range(2):
-        exact, again = (shared_out(logs[head], pairs) for logs in (table, layer.kernels.logs))
+        exact, again = (pairs.shared_out(logs[head]) for logs in (table, layer.kernels.logs))
         # Rounds end where displacements get what was measured to 1e-5 of the largest.
         assert (exact - again).abs().max() < 1e-3
     heads = layer_statistics(layer, 1).heads
@@ -65,7 +66,7 @@ def test_position_score_is_that_of_whole_maps():
     fit.score(held, pairs, added(fitted, 3))
     for head in range(3):
         maps = held.weights[:, 0, head].numpy()
-        model = shared_out(fit.logs[head], pairs)[0].numpy()
+        model = pairs.shared_out(fit.logs[head])[0].numpy()
         errors, totals = (np.square(maps - other).sum(axis=(1, 2)) for other in (model, 1 / 15))
         found = fit.estimate(head, 4)
         within(found.value, 1 - errors.sum() / totals.sum(), maps.size)

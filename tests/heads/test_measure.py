@@ -67,6 +67,10 @@ def test_only_the_same_layout_fits_or_one_with_a_mask_beside(name):
     } == {name}
     again = replace(LAYOUTS[name], keys=LAYOUTS[name].keys.clone())
     assert pairs.fits(again)
+    layer = LayerMeasure(make_call(LAYOUTS[name]), 3)
+    for other, layout in {**LAYOUTS, "again": again}.items():
+        beside = LayerMeasure(make_call(layout), 3, [layer])
+        assert (beside.pairs is layer.pairs) == (other in (name, "again")), other
 
 
 def test_another_mask_does_not_fit():

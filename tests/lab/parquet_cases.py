@@ -86,8 +86,14 @@ WRONG_TABLES = {
     ),
     "label too large": (
         table([png(), png()], [9, 10]),
-        "row 1: label must be from 0 to 9$",
+        "test split: row 1: label must be from 0 to 9, but is 10$",
     ),
-    "label negative": (table([png()], [-1]), "row 0: label must be from 0 to 9$"),
-    "label missing": (table([png(), png()], [None, 3]), "row 0: label must be from 0 to 9$"),
+    "label negative": (
+        table([png()], [-1]),
+        "test split: row 0: label must be from 0 to 9, but is -1$",
+    ),
+    "label missing": (
+        table([png(), png()], [None, 3]),
+        "test split: row 0: label must be from 0 to 9, but is -1$",
+    ),
 }

@@ -25,7 +25,7 @@ class FakeTrain:
     revisions: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, run, resume):
+    def __call__(self, run):
         from convattn.lab import recipe_to_toml  # the program itself does without
 
         task = {
@@ -43,7 +43,7 @@ class FakeTrain:
             "-P",
             str(FILE),
             json.dumps(task),
-            *(["--resume"] if resume else []),
+            *(["--resume"] if run.begun else []),
         ]
 
 
@@ -86,9 +86,12 @@ def main(task: dict, resume: bool) -> None:
     if resume:
         link = checkpoint.read_bytes()
     else:
-        checkpoint.parent.mkdir(parents=True)  # raises where an earlier run is in the way
-        (folder / "recipe.toml").write_text(task["toml"])
         link = hashlib.sha256(task["toml"].encode()).digest() + bytes([0])
+        hidden = folder.with_name(f".{folder.name}")
+        (hidden / "checkpoints").mkdir(parents=True)
+        (hidden / "checkpoints" / "last").write_bytes(link)
+        (hidden / "recipe.toml").write_text(task["toml"])
+        hidden.rename(folder)  # raises where an earlier run is in the way
     first = link[-1]
     for epoch in range(first, task["epochs"]):
         time.sleep(task["seconds"])

@@ -43,7 +43,6 @@ def panels():
         "one": {
             "quadratic": [np.stack([epochs, epochs / 9], 1), np.stack([epochs, epochs / 8], 1)[:2]]
         },
-        "none": {},
     }
 
 
@@ -131,10 +130,6 @@ def test_nothing_to_draw_is_refused(tmp_path):
         head_layers([tmp_path / "figure.png"], [], title="")
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_paths([tmp_path / "figure.png"], [], [], title="")
-    with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
-        accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
-    with pytest.raises(ArgumentError, match="maps must hold at least one query"):
-        attention_grid([tmp_path / "figure.png"], [], title="")
 
 
 def test_moments_are_named_by_epochs_or_steps(tmp_path):

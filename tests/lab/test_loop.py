@@ -77,7 +77,7 @@ def test_a_long_epoch_says_how_far_it_is(monkeypatch):
     ("seconds", "epochs", "said"),
     [
         ([10, 20], 5, "; 3 to go, about 45 s, until {}"),
-        ([400], 10, "; 9 to go, about 60 min, until {}"),
+        ([400], 10, "; 9 to go, about 1.0 hours, until {}"),
         ([7, 7], 2, ""),
     ],
 )

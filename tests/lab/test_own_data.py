@@ -55,7 +55,7 @@ def words_of_a_study(changes: dict[str, str]) -> list[str]:
     (run_of_study,) = plan_runs(
         ["digits-quadratic"], "study", seeds=[1], scale=None, overrides=changes, grid={}
     )
-    return train_command(run_of_study, resume=False)
+    return train_command(run_of_study)
 
 
 @pytest.fixture

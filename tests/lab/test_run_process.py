@@ -17,9 +17,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(script):
-        return start_run(
-            tmp_path / "run", tmp_path / "run.log", ["sh", "-c", script], {"WORD": "given"}
-        )
+        return start_run(tmp_path / "run.log", ["sh", "-c", script], {"WORD": "given"})
 
     return call
 
@@ -74,30 +72,3 @@ def test_runs_are_stopped_with_their_children_also_those_that_ignore_sigterm(
     os.set_blocking(reader.fileno(), True)
     assert reader.read() == b""
     reader.close()
-
-
-def test_run_with_a_checkpoint_keeps_its_folder(finish, tmp_path):
-    place = tmp_path / "run" / "checkpoints"
-    place.mkdir(parents=True)
-    (place / "step-7").touch()
-    assert finish("true") == 0
-    assert (place / "step-7").exists()
-
-
-def test_folders_without_a_whole_checkpoint_are_set_aside_by_number_and_kept(finish, tmp_path):
-    run = tmp_path / "run"
-    for attempt in ("first", "second"):
-        (run / "checkpoints" / f".{attempt}.new").mkdir(parents=True)  # which is unfinished
-        assert finish("true") == 0
-        assert not run.exists()
-    kept = [tmp_path / f"run.stopped-{number}" / "checkpoints" for number in (1, 2)]
-    assert [[item.name for item in place.iterdir()] for place in kept] == [
-        [".first.new"],
-        [".second.new"],
-    ]
-
-
-def test_empty_folder_is_used_as_it_is(finish, tmp_path):
-    (tmp_path / "run").mkdir()
-    assert finish("touch run/made") == 0
-    assert (tmp_path / "run" / "made").exists()

@@ -68,22 +68,22 @@ def test_missing_folder_is_refused(tmp_path):
 
 def test_runs_of_a_recipe_and_scale_are_grouped_by_seed(runs):
     found = find_runs(runs)
-    (group,) = group_runs(found.finished, "sa-quadratic", "paper")
+    (group,) = group_runs(found.finished, "paper")["sa-quadratic"]
     assert [item.record.seed for item in group.runs] == [0, 1, 2]
     assert (group.first.record.seed, group.repeats) == (0, ())
-    assert group_runs(found.finished, "sa-quadratic", "small") == []
+    assert group_runs(found.finished, "small") == {}
 
 
 def test_scale_is_taken_from_the_recipe(run):
     change(run, scale="small")
     found = find_runs(run.parent).finished
-    assert group_runs(found, "sa-quadratic", "paper") == []
-    assert len(group_runs(found, "sa-quadratic", "small")) == 1
+    assert group_runs(found, "paper") == {}
+    assert len(group_runs(found, "small")["sa-quadratic"]) == 1
 
 
 def test_the_same_seed_counts_once(run):
     shutil.copytree(run, run.parent / "again")
-    (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    (group,) = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
     assert (
         [item.folder.name for item in group.runs],
         [item.folder.name for item in group.repeats],
@@ -104,7 +104,7 @@ def test_runs_of_other_settings_or_data_are_not_mixed(run, difference):
             record, data=dataclasses.replace(record.data, hashes={"train": "0"})
         ).save(other / "record.json")
     change_record(other, command="convattn train sa-quadratic --set seed=1", seed=1)
-    first, second = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    first, second = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
     assert ([item.folder for item in first.runs], [item.folder for item in second.runs]) == (
         [other],
         [run],
@@ -116,7 +116,7 @@ def test_folders_and_claims_make_no_difference(run):
     recipe = RunRecord.load(run / "record.json").recipe
     change(other, claim="another", seed=1, data={**recipe["data"], "folder": "elsewhere"})
     change_record(other, seed=1)
-    (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    (group,) = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
     assert len(group.runs) == 2
 
 
@@ -168,10 +168,10 @@ def test_pruning_that_removed_no_head_is_said_in_row_and_title(run):
     for heads, prune, words in ((3, True, said), (5, True, ""), (3, False, "")):
         model = RunRecord.load(run / "record.json").recipe["model"]
         change(run, model={**model, "heads": heads}, start={"recipe": "other", "prune": prune})
-        (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+        (group,) = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
         assert group.first.pruned == words
     change(run, model={**model, "heads": 3}, start={"recipe": "other", "prune": True})
-    (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    (group,) = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
     rows, _ = table_rows({"sa-quadratic": [group]})
     assert f"SA quadratic{said}" in [row["model"] for row in rows]
     title = Material({"sa-quadratic": [group]}, "paper").title("fig13", "heads", "sa-quadratic")

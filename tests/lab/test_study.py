@@ -112,7 +112,9 @@ def test_folder_that_is_no_run_is_an_error(tmp_path):
     place = tmp_path / f"{RECIPE}-0"
     place.mkdir()
     (place / "thesis.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match=r"holds no run to resume: it has no recipe\.toml"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no run to resume: .*recipe\.toml: cannot read"
+    ):
         run(tmp_path)
     assert (place / "thesis.txt").read_text() == "years of work"
     (tmp_path / f"{RECIPE}-7").write_text("")
@@ -128,9 +130,9 @@ def test_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path):
     ]
     assert f"{RECIPE}-1: FAILED: cannot do epoch 0" in told
     assert "cannot do epoch 0" in (tmp_path / "study.md").read_text()
-    again, _ = run(tmp_path, seeds=(0, 1, 2))
+    again, told = run(tmp_path, seeds=(0, 1, 2))
     assert (again.failures, again.groups[0].accuracy.n) == ((), 3)
-    assert (tmp_path / f"{RECIPE}-1.stopped-1" / "recipe.toml").is_file()
+    assert f"{RECIPE}-1: to be continued from its last checkpoint" in told
 
 
 def test_study_without_a_finished_run_says_so(tmp_path):
@@ -157,7 +159,7 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
 
     def stop():
-        while len(list(stopped.glob("*/checkpoints/last"))) < 2:
+        while sum(file.read_text().count("\n") > 1 for file in stopped.glob("*/metrics.jsonl")) < 2:
             time.sleep(0.02)
         os.kill(os.getpid(), number)
 
@@ -193,7 +195,7 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
 def test_runs_of_different_data_are_not_compared(tmp_path):
     expected = (
         "digits-quadratic-0 and digits-quadratic-1 saw different data and "
-        "cannot be compared: images is 123 and 9"
+        "cannot be compared: images is '123', not '9'"
     )
     with pytest.raises(DataError, match=expected):
         run(tmp_path, hashes={f"{RECIPE}-1": "9"})
@@ -233,7 +235,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(
         ArgumentError,
-        match=r"output must be new, empty or the folder of a study, but .* holds thesis",
+        match=r"^output must be the folder of a study, new or empty, but .* is not empty$",
     ):
         run(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]

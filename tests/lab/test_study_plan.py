@@ -67,8 +67,11 @@ def test_command_repeats_the_recipe(tmp_path):
         "-o",
         str(run.folder),
     ]
-    assert train_command(run, False) == [sys.executable, *expected]
-    assert train_command(run, True) == [sys.executable, *expected, "--resume"]
+    assert train_command(run) == [sys.executable, *expected]
+    run.folder.mkdir()
+    assert train_command(run) == [sys.executable, *expected]
+    (run.folder / "recipe.toml").touch()
+    assert train_command(run) == [sys.executable, *expected, "--resume"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_a_study_stopped_before_its_first_checkpoint_goes_on(tmp_path):
     runs[0].log.rename(tmp_path / "other-0.log")
     with pytest.raises(
         ArgumentError,
-        match=r"output must be new, empty or the folder of a study, but .*other-0\.log",
+        match=r"^output must be the folder of a study, new or empty, but .* is not empty$",
     ):
         require_own(tmp_path, runs)
 

@@ -1,7 +1,15 @@
+from functools import partial
+
 import pytest
 
 from convattn.errors import ArgumentError
-from convattn.lab.study_record import difference_in_words, paired_difference, summarise, t_interval
+from convattn.lab.study_record import (
+    StudyRun,
+    _differences,
+    difference_in_words,
+    summarise,
+    t_interval,
+)
 
 
 def test_summary_has_the_sample_deviation():
@@ -12,10 +20,23 @@ def test_summary_has_the_sample_deviation():
 
 
 def test_differences_are_paired_by_seed():
-    found = paired_difference("new", "old", {0: 5.0, 2: 7.0, 4: 1.0}, {2: 3.0, 0: 4.0, 9: 8.0})
-    assert (found.seeds, found.values, found.mean) == ((0, 2), (1.0, 4.0), 2.5)
-    assert paired_difference("new", "old", {0: 5.0}, {1: 5.0}) is None
-    one = paired_difference("new", "old", {0: 5.0}, {0: 4.0})
+    run = partial(
+        StudyRun,
+        folder="",
+        record_sha256="",
+        seconds=1.0,
+        parameters=1,
+        hardware={},
+        revision=None,
+    )
+    accuracies = {"old": {2: 3.0, 0: 4.0, 9: 8.0}, "new": {4: 1.0, 2: 7.0, 0: 5.0}}
+    accuracies |= {"one": {0: 5.0}, "none": {1: 5.0}}
+    groups = {}
+    for label, by_seed in accuracies.items():
+        groups[label] = [run(label=label, seed=seed, accuracy=by_seed[seed]) for seed in by_seed]
+    new, one = _differences(groups, "old")
+    assert (new.label, new.baseline) == ("new", "old")
+    assert (new.seeds, new.values, new.mean) == ((0, 2), (1.0, 4.0), 2.5)
     assert (one.mean, one.deviation, one.low, one.high) == (1.0, None, None, None)
 
 

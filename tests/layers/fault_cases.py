@@ -62,7 +62,7 @@ class Fault:
     @property
     def in_tiles(self):
         """Whether the fault is in code that takes the pixels in tiles, as calls do that are larger than these."""
-        return any(name in self.place for name in ("add_heads", "_Product", "heads_backward"))
+        return "functional.tiles" in self.place
 
     def inject(self, monkeypatch):
         module, _, names = self.place.partition(":")
@@ -167,8 +167,8 @@ VALUES = [
         "separable",
         "W_h in half precision",
         SEPARABLE,
-        "functional.tiles:add_heads",
-        of_argument(2, halved),
+        "functional.tiles:of_groups",
+        of_result(halved),
     ),
     Fault(
         "separable",
@@ -284,7 +284,7 @@ GRADIENTS = [
         "rows' weights without the last query",
         SEPARABLE,
         "functional.tiles:_Product.backward",
-        of_output(4, not_from_the_last_query),
+        of_output(3, not_from_the_last_query),
         "encoding.centres",
     ),
     Fault(
@@ -292,15 +292,15 @@ GRADIENTS = [
         "columns' weights without the last query",
         SEPARABLE,
         "functional.tiles:_Product.backward",
-        of_output(5, not_from_the_last_query),
+        of_output(4, not_from_the_last_query),
         "encoding.centres",
     ),
     Fault(
         "dense",
-        "W_h in half precision",
+        "gradients of means in half precision",
         DENSE,
-        "functional.tiles:heads_backward",
-        of_argument(1, halved),
+        "functional.tiles:_Means.backward",
+        of_argument(2, each(halved)),
         "x",
     ),
     Fault(

@@ -12,7 +12,7 @@ from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
 from tests.testing.attention_contract import AttentionContract
 
 from convattn.budget import references
-from convattn.encodings import ENCODINGS, Quadratic
+from convattn.encodings import ENCODINGS, AxisAdditiveEncoding, Quadratic
 from convattn.layers import (
     Content,
     RelativeAttention1d,
@@ -66,14 +66,14 @@ class LayerCase:
     @property
     def code(self) -> Hashable:
         """Everything of the case that chooses which code runs; encodings that are computed alike are one."""
-        encoding = ENCODINGS[self.encoding].axis_additive, self.encoding == "shift"
+        encoding = self.encoding in ADDITIVE, self.encoding == "shift"
         seen = None if "content" not in self.options else FORMULAS[self.encoding].features is None
         return self.kind, repr(self.options), bool(self.numbers), self.heads, encoding, seen
 
     @property
     def code_of_places(self) -> Hashable:
         """What chooses the code that places of queries and keys reach: which terms a score has is no part of it."""
-        content, additive = "content" in self.options, ENCODINGS[self.encoding].axis_additive
+        content, additive = "content" in self.options, self.encoding in ADDITIVE
         path = self.options.get("impl"), "head_width" in self.options, content or additive
         return self.kind, *path, content, bool(self.numbers)
 
@@ -159,7 +159,7 @@ class CaseContract(AttentionContract):
         return self.case.settle(super().made(*args, **options))
 
 
-ADDITIVE = [name for name, kind in ENCODINGS.items() if kind.axis_additive]
+ADDITIVE = [name for name, kind in ENCODINGS.items() if issubclass(kind, AxisAdditiveEncoding)]
 
 
 def hard(

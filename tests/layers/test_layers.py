@@ -99,30 +99,27 @@ class TestLargeImages(CaseContract):
     """The contract where images are cut into pieces and bands of keys are left out, which small ones are not.
 
     In place of large images the pieces are made small: few heads and images, and tiles of two queries, or of all,
-    wherever a key can be left out. Channels lie last, or between the axes. Of the eight combinations, four hold each
-    pair of choices and reach every branch that the eight reach.
+    wherever a key can be left out.
     """
 
     cases = PIECEWISE
-    pieces = ((0, PIECE, 2), (0, LARGER, 100), (100, PIECE, 100), (100, LARGER, 2))
+    pieces = ((PIECE, 2), (LARGER, 100), (PIECE, 100), (LARGER, 2))
 
     @pytest.fixture(autouse=True, params=pieces, ids=str)
     def _small_pieces(self, request, monkeypatch):
         make_pieces_small(monkeypatch, *request.param)
 
 
-def make_pieces_small(monkeypatch, many=0, piece=PIECE, queries=2):
+def make_pieces_small(monkeypatch, piece=PIECE, queries=2):
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     monkeypatch.setattr(tiles, "_CACHE", piece)
     monkeypatch.setattr(tiles, "_SHORT", queries)
-    monkeypatch.setattr(tiles, "_SHORTER", queries)
-    monkeypatch.setattr(tiles, "_MANY", many)
+    monkeypatch.setattr(tiles, "_LONG", queries)
     monkeypatch.setattr(tiles, "WORTHWHILE", 1)
 
 
-@pytest.mark.parametrize("many", [0, 100])
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
-def test_keys_are_left_out(case, many, monkeypatch):
+def test_keys_are_left_out(case, monkeypatch):
     """Otherwise the class above would show nothing."""
     left_out, right = [], tiles.axis_tiles
 
@@ -132,7 +129,7 @@ def test_keys_are_left_out(case, many, monkeypatch):
             left_out.extend(weights.shape[2] - (tile.keys.stop - tile.keys.start) for tile in cut)
         return cuts
 
-    make_pieces_small(monkeypatch, many)
+    make_pieces_small(monkeypatch)
     monkeypatch.setattr(tiles, "axis_tiles", watched)
     contract = CaseContract()
     contract.case = case
@@ -153,12 +150,9 @@ def gapped(tensor):
 
 
 @pytest.mark.parametrize("other", [turned, gapped])
-@pytest.mark.parametrize("many", [0, 100])
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
-def test_what_is_kept_for_gradients_may_come_back_with_other_strides(
-    case, many, other, monkeypatch
-):
-    make_pieces_small(monkeypatch, many, LARGER)
+def test_what_is_kept_for_gradients_may_come_back_with_other_strides(case, other, monkeypatch):
+    make_pieces_small(monkeypatch, LARGER)
     contract = CaseContract()
     contract.case = case
     layer, x = contract.made(), contract.images().requires_grad_()

@@ -17,7 +17,9 @@ class FullEncodingContract(EncodingContract):
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_at_whole_pixels_are_the_formula(self, dims: int) -> None:
         """Scores at integer displacements, where tables have their entries, equal the formula's."""
-        self.check_scores(self.drawn(dims), self.points(dims, 31, dtype=torch.float32).round())
+        encoding = self.drawn(dims)
+        points = self.points(dims, 31, dtype=torch.float32).round()
+        self.check_scores(encoding, points, encoding(points))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("dims", [1, 2, 3])

@@ -4,12 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
-from convattn.cli.network_options import (
-    DEFAULTS,
-    NetworkOptions,
-    packages_of,
-    require_network,
-)
+from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
 from convattn.cli.output import Count, Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import require_packages

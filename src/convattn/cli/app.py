@@ -19,15 +19,9 @@ from convattn.cli.info import info
 from convattn.cli.output import say
 from convattn.cli.reproduce import reproduce
 from convattn.cli.study import study
-from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
 from convattn.cli.view import view
-from convattn.errors import (
-    CertificateWarning,
-    CheckpointWarning,
-    ConvAttnError,
-    UnknownNameError,
-)
+from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError, UnknownNameError
 from convattn.files import FULL
 
 _FUNCTIONS = (
@@ -84,7 +78,8 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
 
     A user's mistake is one line on standard error; an OSError that is not about a file or a folder is raised.
     """
-    wait_without_spinning()
+    # By default waiting threads of torch, which is not loaded yet, spin, and slow down those that they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if isinstance(sys.stdout, TextIOWrapper):
         # letters that a terminal lacks, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -145,7 +140,7 @@ def _with_option(app: App, arguments: Sequence[str] | None, message: str) -> str
 def _advice(error: BaseException) -> str:
     """Names the option that imports a module, if an error is or comes of an encoding that is not known."""
     for one in (error, error.__context__):
-        if isinstance(one, UnknownNameError) and one.kind == "encoding":
+        if isinstance(one, UnknownNameError) and one.args[0] == "encoding":
             return "; --import MODULE does that"
     return ""
 

@@ -73,11 +73,9 @@ def certify(  # noqa: PLR0913 - the options of the command
     from convattn.convert.certificate import CLOSE
 
     with one_thread(images.path is None):
-        loaded = network.load(original)
-        second: Any = other
-        if Path(other).is_dir():
-            bare = NetworkOptions(no_verify=network.no_verify, device=network.device)
-            second = bare.load(other).network
+        load = network.loader([original, other])
+        loaded = load(original)
+        second: Any = load(other).network if Path(other).is_dir() else other
         on = images.read(loaded)
         if on.random and tolerance is not None:
             raise ArgumentError(

@@ -1,18 +1,12 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOptions
-from convattn.cli.network_options import (
-    DEFAULTS,
-    NetworkOptions,
-    packages_of,
-    require_network,
-)
+from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
 from convattn.cli.output import Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import (
@@ -26,9 +20,6 @@ from convattn.files import require_new_folder
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from convattn.convert.certificate import Certificate, NetworkCertificate
-    from convattn.networks.loading import LoadedNetwork
 
 EXIT_CODES = {"exact": 0, "close": 0, "failed": 1, "different": 3}
 """Exit code of the command by verdict."""
@@ -90,14 +81,14 @@ def convert(  # noqa: PLR0913 - the options of the command
     Raises:
         ArgumentError: Two options exclude each other, or one has a wrong value.
     """
+    options: dict[str, Any]
     to_attention = {"--sharpness": sharpness, "--content": content}
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders}
-    if to == "attention":
-        _require_absent(to_conv, "cannot be given with --to attention")
-        options: dict[str, Any] = {"sharpness": sharpness}
-    else:
-        _require_absent(to_attention, "cannot be given with --to conv")
+    others, options = to_conv, {"sharpness": sharpness}
+    if to == "conv":
+        others = to_attention
         options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
+    _require_absent(others, f"cannot be given with --to {to}")
     if source.startswith("hf:"):
         raise ArgumentError(
             f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again"
@@ -117,33 +108,33 @@ def convert(  # noqa: PLR0913 - the options of the command
             options["content"] = content
     require_new_folder(output, "--output")
     require_packages(**packages_of(source))
+    from convattn.convert.certificate import CLOSE
+    from convattn.lab.html_pages import write_conversion
+    from convattn.networks import save_network
+
     with one_thread(images.path is None):
-        loaded = network.load(source)
-        if holds_layer:
-            save, certificate = _convert_layer(source, loaded.network, to, options)
-        else:
-            save, certificate = _convert_network(
-                source, loaded, to, options, images.read(loaded), tolerance
-            )
+        loaded, on = network.load(source), None
+        if not holds_layer:
+            on = images.read(loaded)
+            options["tolerance"] = None if on.random else tolerance or CLOSE
+        converted, certificate = _convert(loaded.network, to, options, on)
     outcome = "wrote nothing"
-    if allow_difference or _is_close(certificate, tolerance):
-        if certificate.verdict != "failed":
-            save(output, certificate=certificate)
-            outcome = f"wrote {output}"
-    elif certificate.verdict == "different":
+    difference, is_different = certificate.difference, certificate.verdict == "different"
+    is_small = difference is not None and tolerance is not None and difference <= tolerance
+    if certificate.passed or (is_different and (allow_difference or is_small)):
+        origin = {"source": loaded.source, "options": loaded.options}
+        save_network(converted, output, certificate=certificate, **origin)
+        if on is not None:
+            both = (loaded.network, converted)
+            write_conversion(certificate, output, source=source, networks=both, x=on.prepared)
+        outcome = f"wrote {output}"
+    elif is_different:
         outcome += (
             ", because the result is different: make the difference smaller as said above, or ask for it by"
             " --tolerance SHARE or --allow-difference"
         )
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return EXIT_CODES[certificate.verdict]
-
-
-def _is_close(certificate: "Certificate | NetworkCertificate", tolerance: float | None) -> bool:
-    """Tells whether a result is exact, close, or different by no more than a share of its channel's largest output."""
-    if certificate.passed or tolerance is None or certificate.difference is None:
-        return certificate.passed
-    return certificate.difference <= tolerance
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:
@@ -165,49 +156,27 @@ def _holds_layer(source: str) -> bool:
     return names == [[""]]
 
 
-def _convert_layer(
-    source: str, layer: "nn.Module", to: str, options: dict[str, Any]
-) -> "tuple[Callable[..., object], Certificate]":
-    """Converts a layer; returns what saves the result, and its certificate."""
-    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention
-    from convattn.networks import save_network
+def _convert(
+    module: "nn.Module", to: str, options: dict[str, Any], on: ComparisonImages | None
+) -> "tuple[nn.Module, Any]":
+    """Converts a single layer, or a network, which needs images; returns the result and its certificate."""
+    from convattn.convert import (
+        SUPPORTED_CONVOLUTIONS,
+        attention_to_conv,
+        conv_to_attention,
+        network_to_attention,
+        network_to_conv,
+    )
 
-    if to == "conv":
-        converted, certificate = attention_to_conv(layer, **options)
-    elif type(layer) in SUPPORTED_CONVOLUTIONS:
-        converted, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
-    else:
-        raise UnsupportedModelError(
-            f"{source} holds a {type(layer).__name__}, which is not a convolution of torch"
-        )
-    return partial(save_network, converted), certificate
-
-
-def _convert_network(
-    source: str,
-    loaded: "LoadedNetwork",
-    to: str,
-    options: dict[str, Any],
-    images: ComparisonImages,
-    tolerance: float | None,
-) -> "tuple[Callable[..., object], NetworkCertificate]":
-    """Converts a network; returns what saves the result, and its certificate."""
-    from convattn.convert import network_to_attention, network_to_conv
-    from convattn.convert.certificate import CLOSE
-    from convattn.lab.html_pages import write_conversion
-    from convattn.networks import save_network
-
-    close = None if images.random else tolerance or CLOSE
-    options = {**options, "images": images.prepared, "tolerance": close}
-    if to == "attention":
-        converted, certificate = network_to_attention(loaded.network, **options)
-    else:
-        converted, certificate = network_to_conv(loaded.network, **options)
-    certificate = replace(certificate, images=images.words)
-
-    def save(folder: Path, **kept: Any) -> None:
-        save_network(converted, folder, source=loaded.source, options=loaded.options, **kept)
-        networks = (loaded.network, converted)
-        write_conversion(certificate, folder, source=source, networks=networks, x=images.prepared)
-
-    return save, certificate
+    if on is None and to == "conv":
+        return attention_to_conv(module, **options)
+    if on is None:
+        if type(module) not in SUPPORTED_CONVOLUTIONS:
+            kind = type(module).__name__
+            raise UnsupportedModelError(
+                f"cannot convert {kind}, which is not a convolution of torch"
+            )
+        return conv_to_attention(module, **options)  # type: ignore[arg-type]
+    convert_network = network_to_attention if to == "attention" else network_to_conv
+    converted, certificate = convert_network(module, images=on.prepared, **options)
+    return converted, replace(certificate, images=on.words)

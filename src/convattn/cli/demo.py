@@ -37,7 +37,7 @@ def demo(*, output: OutputOrDefault = None) -> int:
     from convattn.viewer import write_page
     from convattn.viewer.exhibition import gather
 
-    folder = first_free(Path("demo")) if output is None else output
+    folder = output or first_free(Path("demo"))
     with new_folder(folder, "--output") as unfinished, one_thread():
         loaded = DEFAULTS.load(NETWORK)
         images = require_own_images(loaded.folder, NETWORK, 20).prepared

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from convattn.cli.output import Count
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.fields import Range, Text, read
 from convattn.wording import counted
 
 if TYPE_CHECKING:
@@ -87,11 +88,7 @@ class ImageOptions:
         """Returns the sizes in `shape`."""
         if self.shape is None:
             return None
-        parts = self.shape.split(",")
-        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            expected = "whole numbers separated by commas, for instance 3,224,224"
-            raise ArgumentError(must_be("--shape", expected, self.shape))
-        return tuple(map(int, parts))
+        return read(tuple[Annotated[int, Range(1)], ...], Text(self.shape), "--shape")
 
 
 DEFAULT_IMAGES = ImageOptions()

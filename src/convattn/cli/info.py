@@ -75,13 +75,12 @@ def describe_installation() -> Installation:
     from convattn.provenance import describe_hardware, describe_versions
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    networks = {}
-    for name in pretrained_names():
-        networks[f"convattn:{name}"] = pretrained_card(name).summary()
     return Installation(
         versions={**describe_versions(_PACKAGES), "torch": torch.__version__},
         hardware=describe_hardware(device),
-        networks=networks,
+        networks={
+            f"convattn:{name}": pretrained_card(name).summary() for name in pretrained_names()
+        },
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
     )

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from convattn.cli.output import Imports, Settings, key_values
-from convattn.errors import (
-    ArgumentError,
-    DeviceError,
-    UnknownNameError,
-    must_be,
-    without_trace,
-)
+from convattn.errors import ArgumentError, DeviceError, UnknownNameError, without_trace
+from convattn.fields import Text, read
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,18 +82,12 @@ class NetworkOptions:
         """Reads the mean and the standard deviation of each channel."""
         if self.mean is None and self.std is None:
             return None
-        numbers = []
-        for option, text in (("--mean", self.mean), ("--std", self.std)):
-            try:
-                numbers.append(tuple(float(part) for part in (text or "").split(",")))
-            except ValueError:
-                expected = "one number per channel, such as 0.5,0.5,0.5, and --mean needs --std"
-                raise ArgumentError(must_be(option, expected, text)) from None
-        mean, std = numbers
+        mean = read(tuple[float, ...], Text(self.mean or ""), "--mean")
+        std = read(tuple[float, ...], Text(self.std or ""), "--std")
         if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
             raise ArgumentError(
-                "--mean and --std must be one number (grey) or three (colours) each, above 0 for --std, but are"
-                f" {self.mean} and {self.std}"
+                "--mean and --std must be one number (grey) or three (colours) each, such as 0.5,0.5,0.5, above 0 for"
+                f" --std, but are {self.mean} and {self.std}"
             )
         return mean, std
 
@@ -116,12 +105,12 @@ class NetworkOptions:
         The options of weights are for those that are built; if none is, they are refused.
         """
         saved = [source for source in sources if _is_saved(source)]
-        if len(saved) == len(sources):
-            return self.load
-        bare = NetworkOptions(no_verify=self.no_verify, device=self.device)
+        of_saved = self
+        if len(saved) < len(sources):
+            of_saved = NetworkOptions(no_verify=self.no_verify, device=self.device)
 
         def load(source: str) -> "LoadedNetwork":
-            options = bare if source in saved else self
+            options = of_saved if source in saved else self
             return options.load(source)
 
         return load
@@ -140,7 +129,7 @@ class NetworkOptions:
         return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":
-        """Builds a network, with seed 0 where weights are drawn."""
+        """Builds a network, with seed 0 where weights are drawn; exactly one option must say which weights it has."""
         import torch
 
         from convattn.networks import create_network
@@ -149,23 +138,18 @@ class NetworkOptions:
 
         arguments = key_values(self.arguments, "--set")
         options = {key: read_value(text) for key, text in arguments.items()}
-        self._require_one_origin(source)
+        given = [name for name, value in self.by_name().items() if value and name != "--set"]
+        if len(given) != 1:
+            words = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ArgumentError(
+                f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
+                f" --random-weights, but {words}"
+            )
         torch.manual_seed(0)
         network = create_network(source, options, pretrained=self.pretrained).eval()
         if self.weights is not None:
             load_weights(network, self.weights)
         return LoadedNetwork(network, source, options, None, self.random_weights)
-
-    def _require_one_origin(self, source: str) -> None:
-        """Raises ArgumentError unless exactly one option says which weights a network has."""
-        given = [name for name, value in self.by_name().items() if value and name != "--set"]
-        if len(given) == 1:
-            return
-        words = f"{' and '.join(given)} are given" if given else "none is given"
-        raise ArgumentError(
-            f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
-            f" --random-weights, but {words}"
-        )
 
 
 def require_network(source: str) -> None:

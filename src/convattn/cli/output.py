@@ -89,9 +89,9 @@ def recipe_changes(
 
 def print_record(record: Record, summary: str, *, json: bool) -> None:
     """Prints a result as JSON, or its summary, whose lines fit the terminal if it goes to one."""
+    if sys.stdout.isatty():
+        summary = fit(summary, shutil.get_terminal_size().columns)
     text = record.to_json() if json else f"{summary}\n"
-    if not json and sys.stdout.isatty():
-        text = f"{fit(summary, shutil.get_terminal_size().columns)}\n"
     print(text, end="", flush=True)
 
 

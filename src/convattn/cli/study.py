@@ -15,7 +15,8 @@ from convattn.cli.output import (
     recipe_changes,
     say,
 )
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError
+from convattn.fields import Text, read
 
 
 def study(  # noqa: PLR0913  (each is an option of the command)
@@ -65,7 +66,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     Returns:
         0, or 1 if a run failed.
     """
-    seed_numbers = _read_seeds(seeds)
+    seed_numbers = read(tuple[int, ...], Text(seeds), "--seeds")
     changes = recipe_changes(overrides, imports, data)
     variants = _read_grid(grid)
     from convattn.lab import study as run_study
@@ -92,13 +93,6 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         record, f"{record.summary()}\nwrote {output}; look at {output / 'study.md'}", json=json
     )
     return 1 if record.failures else 0
-
-
-def _read_seeds(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ArgumentError(must_be("--seeds", "whole numbers separated by commas", text)) from None
 
 
 def _read_grid(texts: tuple[str, ...]) -> dict[str, list[str]]:

@@ -1,16 +1,7 @@
-"""Threads of a command: they wait without spinning, and small work gets one thread."""
+"""Threads of a command: small work gets one thread."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-
-def wait_without_spinning() -> None:
-    """Lets waiting threads sleep, unless the environment says otherwise. Call it before torch is loaded.
-
-    By default waiting threads spin, and slow down the threads that they wait for if a core is shared.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @contextmanager

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
-from convattn.cli.network_options import (
-    DEFAULTS,
-    NetworkOptions,
-    packages_of,
-    require_network,
-)
+from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
 from convattn.cli.output import Count, OutputOrDefault, first_free, print_record, say
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be, require_packages
@@ -116,8 +111,6 @@ def _require_new_file(path: Path) -> None:
     """Raises ArgumentError if a file that is to be written exists, or its folder does not."""
     if path.exists():
         raise ArgumentError(must_be("--output", "a file that does not exist", str(path)))
-    if not path.parent.is_dir():
-        raise ArgumentError(must_be("--output", "in a folder that exists", str(path)))
     try:
         require_writable(path.parent)
     except OSError as error:

@@ -49,11 +49,8 @@ class AttentionMap:
     def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
         """Marks the displacements that are taps of a window."""
         marks = []
-        along = zip(self.axes, window.first, window.last, window.steps, strict=True)
-        for axis, first, last, step in along:
-            delta = axis.displacements()
-            is_tap = (delta - first) % step == 0
-            marks.append(is_tap & (delta >= first) & (delta <= last))
+        for axis, taps in zip(self.axes, taps_along(window), strict=True):
+            marks.append(torch.isin(axis.displacements(), torch.tensor(taps)))
         grids = torch.meshgrid(*marks, indexing="ij")
         return torch.stack(grids).all(0).to(self.weights.device)
 
@@ -112,10 +109,10 @@ class AttentionMap:
     ) -> Float[Tensor, "outputs channels *taps"]:
         """Returns K[δ] = Σ_h ā_h(δ) W_h at the taps of a window; 0 where no query sees δ."""
         weights = self.weights
-        along = zip(self.axes, window.first, window.taps, window.steps, strict=True)
-        for dim, (axis, low, taps, step) in enumerate(along, start=1):
+        along = zip(self.axes, taps_along(window), strict=True)
+        for dim, (axis, taps) in enumerate(along, start=1):
             last = weights.shape[dim] - 1
-            index = torch.arange(taps) * step + low - axis.lowest
+            index = torch.tensor(taps) - axis.lowest
             seen = ((index >= 0) & (index <= last)).to(weights)
             place = index.clamp(0, last).to(weights.device)
             seen = with_axes(seen, weights.ndim - 1 - dim)
@@ -195,3 +192,9 @@ def sum_over_keys(
         sees = inside.to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table
+
+
+def taps_along(window: Window) -> list[range]:
+    """Returns the displacements of a window's taps along each axis."""
+    sizes = zip(window.first, window.taps, window.steps, strict=True)
+    return [range(low, low + count * step, step) for low, count, step in sizes]

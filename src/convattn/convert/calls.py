@@ -20,11 +20,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from convattn.convert.network_runs import (
-    Arguments,
-    run_copy,
-    unwatched_modules,
-)
+from convattn.convert.network_runs import Arguments, run_copy, watched_modules
 from convattn.convert.taps import (
     CONVOLUTIONS,
     SUPPORTED_CONVOLUTIONS,
@@ -40,12 +36,12 @@ from convattn.random_numbers import SEED
 from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
-    functional.conv1d: CONVOLUTIONS[1],
-    functional.conv2d: CONVOLUTIONS[2],
-    functional.conv3d: CONVOLUTIONS[3],
-    functional.conv_transpose1d: TRANSPOSED_CONVOLUTIONS[1],
-    functional.conv_transpose2d: TRANSPOSED_CONVOLUTIONS[2],
-    functional.conv_transpose3d: TRANSPOSED_CONVOLUTIONS[3],
+    functional.conv1d: nn.Conv1d,
+    functional.conv2d: nn.Conv2d,
+    functional.conv3d: nn.Conv3d,
+    functional.conv_transpose1d: nn.ConvTranspose1d,
+    functional.conv_transpose2d: nn.ConvTranspose2d,
+    functional.conv_transpose3d: nn.ConvTranspose3d,
 }
 """Functions that are convolutions, with the module that computes the same."""
 
@@ -70,9 +66,8 @@ class Call:
 
     def fits(self, other: "Call") -> bool:
         """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
-        ours, theirs = dict(self.options), dict(other.options)
-        ours.pop("output_padding", None)
-        theirs.pop("output_padding", None)
+        ours = {**self.options, "output_padding": None}
+        theirs = {**other.options, "output_padding": None}
         return (self.module, self.shape, ours) == (other.module, other.shape, theirs)
 
     def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
@@ -367,12 +362,10 @@ class Recorder(TorchFunctionMode):
 
     def watch(self, network: nn.Module) -> nn.Module:
         """Sets hooks in a network, and returns it."""
-        inner = unwatched_modules(network)
-        for name, module in network.named_modules():
-            if module not in inner:
-                begin = partial(self._begin, name)
-                module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
-                module.register_forward_hook(self._end, always_call=True)
+        for name, module in watched_modules(network):
+            begin = partial(self._begin, name)
+            module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._end, always_call=True)
         return network
 
     def _begin(self, name: str, module: nn.Module, positional: Any, named: Any) -> None:

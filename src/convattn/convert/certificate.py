@@ -68,8 +68,10 @@ class ConversionRecord(VerdictRecord):
         """Whether convolutions became attention."""
         return self.direction.endswith("to_attention")
 
-    def _heading(self, facts: Sequence[str]) -> list[str]:
+    def _heading(self, difference: float | None, facts: Sequence[str]) -> list[str]:
         """Returns the first lines of a summary."""
+        if self.verdict != "exact" and difference:
+            facts = [f"by {difference:.2g} of its channel's largest output", *facts]
         return [
             f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join(facts)})",
             f"  from            {self.source}",
@@ -156,12 +158,10 @@ class Certificate(ConversionRecord):
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""
         facts = [counted(self.heads, "head"), self.dtype]
-        if self.verdict != "exact" and self.difference:
-            facts.insert(0, f"by {self.difference:.2g} of its channel's largest output")
         allowed = self.bound + self.rounding
         per_unit = self.bound_per_unit + self.rounding_per_unit
         lines = [
-            *self._heading(facts),
+            *self._heading(self.difference, facts),
             f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
             f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
             f"  precision       {self.precision}",
@@ -177,9 +177,10 @@ class Certificate(ConversionRecord):
     def _lines_on_heads(self) -> list[str]:
         lines = []
         if self.sharpness is not None:
-            where = "off the tap" if self.to_attention else "outside the window"
-            mass = f"mass {where} at most {self.leak:.3g}"
-            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; {mass}")
+            mass = "mass off the tap" if self.to_attention else "mass outside the window"
+            lines.append(
+                f"  sharpness       {self.sharpness:.6g} per pixel²; {mass} at most {self.leak:.3g}"
+            )
         elif self.to_attention:
             lines.append("  heads           hard: all attention of each at one displacement")
         return lines
@@ -300,7 +301,7 @@ class NetworkCertificate(ConversionRecord):
         paths = [layer.path or "not reached" for layer in self.layers]
         counts = [f"{paths.count(path)} {path}" for path in sorted(set(paths))]
         lines = [
-            *self._heading(self._facts()),
+            *self._heading(self.difference, self._facts()),
             f"  paths           {', '.join(counts)}",
             *self._lines_on_images(),
         ]
@@ -321,8 +322,6 @@ class NetworkCertificate(ConversionRecord):
 
     def _facts(self) -> list[str]:
         facts = []
-        if self.verdict != "exact" and self.difference:
-            facts.append(f"by {self.difference:.2g} of its channel's largest output")
         if self.verdict != "exact" and self.top1_total:
             facts.append(f"{self.top1_changed} of {self.top1_total} decisions changed")
         heads = sum(layer.heads for layer in self.layers)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,6 @@ _HARMLESS = frozenset(
 """What a subclass may define without computing something else."""
 
 Patterns = str | Sequence[str] | None
-_Module = TypeVar("_Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,19 @@ class NetworkConvolution:
     conv: Any  # A convolution of torch; it may share memory with the module
     notes: tuple[str, ...] = ()  # What changes by the conversion
     call: Call | None = None  # The call, if the module calls it as a function
-    number: int = 0  # Which of the module's calls it is, from 0
+    number: int = 0  # Which of the module's calls it is, from 1; 0: the module
 
     @property
     def name(self) -> str:
         """The first name."""
         return self.names[0]
+
+    @property
+    def layer(self) -> str:
+        """The name of the layer that takes its place in the converted network."""
+        if self.call is None:
+            return self.name
+        return f"{self.name}.layers.{self.number - 1}".removeprefix(".")
 
     @property
     def layout(self) -> tuple[type, int]:
@@ -129,7 +135,7 @@ def find_convolutions(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
             f" `exclude`, or replace them:{''.join(lines)}"
         )
-    left += _other_operations(model, recorders, left)
+    left += _other_operations(model, recorders[0], left)
     if not convolutions:
         none = f"there is no convolution to convert in {type(model).__name__}"
         raise ConversionError(f"{none}: {_why_none(model, left)}")
@@ -137,23 +143,22 @@ def find_convolutions(
 
 
 def _other_operations(
-    model: nn.Module, recorders: Sequence[Recorder], left: Sequence[LeftAlone]
+    model: nn.Module, recorder: Recorder, left: Sequence[LeftAlone]
 ) -> list[LeftAlone]:
     """Returns the modules that call operations which are convolutions, but none of torch's functions."""
     outside = tuple(f"{item.name}." for item in left)
     others = []
-    for recorder in recorders[:1]:
-        for name, operation in recorder.other_convolutions.items():
-            if not f"{name}.".startswith(outside):
-                kind = type(model.get_submodule(name)).__name__
-                reason = f"it calls {operation} as a function, which is not converted"
-                others.append(LeftAlone(name, kind, reason))
+    for name, operation in recorder.other_convolutions.items():
+        if not f"{name}.".startswith(outside):
+            kind = type(model.get_submodule(name)).__name__
+            reason = f"it calls {operation} as a function, which is not converted"
+            others.append(LeftAlone(name, kind, reason))
     return others
 
 
 def select_modules(
-    named: Mapping[_Module, list[str]], kind: str | None, include: Patterns, exclude: Patterns
-) -> tuple[list[_Module], list[LeftAlone]]:
+    named: Mapping[Any, list[str]], kind: str | None, include: Patterns, exclude: Patterns
+) -> tuple[list[Any], list[LeftAlone]]:
     """Splits modules by the patterns for their names into those to convert and those to leave alone.
 
     A pattern must match one of them, which messages call `kind`; where that is None, it need not.
@@ -229,7 +234,7 @@ def _read(
         if reason is not None:
             raise UnsupportedModelError(reason)
         convolutions = _read_calls(module, names, recorders[0].runs[names[0]][0], is_sized)
-    hooks = tuple(_hook_notes(module, is_kept=plain is None))
+    hooks = _hook_notes(module, is_kept=plain is None)
     return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
 
 
@@ -271,7 +276,7 @@ def _read_calls(
 ) -> list[NetworkConvolution]:
     """Reads the convolutions that a module calls as functions in a run; `is_sized` if it was told its output's size."""
     convolutions = []
-    for number, seen in enumerate(run):
+    for number, seen in enumerate(run, start=1):
         call = _ending_anywhere(seen.call) if is_sized else seen.call
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias

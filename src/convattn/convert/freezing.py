@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.network_runs import Images, copy_network, inputs_and_weights, read_arguments
-from convattn.convert.surgery import first_change, graft, names_by_module, require_network
+from convattn.convert.network_runs import Images, Inputs, copy_network, read_arguments, run_copy
+from convattn.convert.surgery import first_change, graft, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
-from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
+from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.wording import ITSELF
 
 
@@ -23,8 +23,8 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
     Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
-    images of any size, with a weight that does not learn. A `NormalisedConv` stores its divisors if it meets one size
-    only. Layers whose scores depend on content, and those that the images do not reach, are copied unchanged.
+    images of any size, with a weight that does not learn. Layers whose scores depend on content, and those that the
+    images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
 
@@ -58,35 +58,30 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
             )
         )
     arguments = read_arguments(model, images)
-    shapes, weights = inputs_and_weights(model, arguments, _freezable(model))
-    if not shapes:
+    inputs = Inputs(_freezable(model))
+    run_copy(model, [arguments], inputs.watch)
+    if not inputs.shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
     copied = copy_network(model).eval()
-    places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
-    for name in shapes:
-        reason = first_change(places[name], computed=lambda _: True)
+    for name, several in inputs.shapes.items():
+        layer: Any = copied.get_submodule(name)
+        reason = first_change(layer, computed=lambda _: True)
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
-    for name, several in shapes.items():
         sizes = dict.fromkeys(shape[2:] for shape in several)
-        layer: Any = places[name]
-        if isinstance(layer, RelativeAttention):
-            with _reparametrize_module(layer, weights[name]):
-                frozen[layer] = _frozen_attention(layer, sizes)
-        elif len(sizes) == 1:
-            frozen[layer] = layer.freeze(*sizes)
+        with _reparametrize_module(layer, inputs.weights[name]):
+            frozen[layer] = _frozen_attention(layer, sizes)
     return graft(copied, frozen)
 
 
 def _freezable(model: nn.Module) -> list[str]:
-    """Names the attention layers without content, and the normalised convolutions."""
+    """Names the attention layers without content."""
     names = []
     with torch.no_grad():
-        for module, own in names_by_module(model).items():
-            attends = isinstance(module, RelativeAttention) and not module.needs_content()
-            if attends or isinstance(module, NormalisedConv):
-                names.append(own[0])
+        for name, module in model.named_modules():
+            if isinstance(module, RelativeAttention) and not module.needs_content():
+                names.append(name)
     return names
 
 

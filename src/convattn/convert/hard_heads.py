@@ -1,12 +1,14 @@
 """Heads that attend to one displacement each, the taps of a kernel; and the windows that a convolution can have."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.convert.attention_map import taps_along
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional import find_shifts
 from convattn.functional.torch_modes import without_autocast
@@ -51,9 +53,8 @@ class HardHeads(NamedTuple):
         """Returns the kernel: each head's matrix at its tap, summed where heads share a tap."""
         kernel = maps.new_zeros(*maps.shape[1:], *window.taps)
         for displacement, matrix in zip(self.displacements, maps, strict=True):
-            along = zip(displacement, window.first, window.steps, strict=True)
-            tap = [(d - low) // step for d, low, step in along]
-            kernel[(..., *tap)] += matrix
+            places = zip(displacement, taps_along(window), strict=True)
+            kernel[(..., *(taps.index(d) for d, taps in places))] += matrix
         return kernel
 
     def seen(self, axes: tuple[Axis, ...]) -> bool:
@@ -64,35 +65,26 @@ class HardHeads(NamedTuple):
         return True
 
     def _are_taps_of(self, window: Window) -> bool:
-        for displacement in self.displacements:
-            along = zip(displacement, window.first, window.last, window.steps, strict=True)
-            for d, first, last, step in along:
-                if not first <= d <= last or (d - first) % step:
-                    return False
-        return True
+        along = zip(taps_along(window), zip(*self.displacements, strict=True), strict=True)
+        return all(set(pixels) <= set(taps) for taps, pixels in along)
 
     def are_padded_by(self, geometry: Geometry, mode: str) -> bool:
         """Tells whether padding in `mode` holds the same beyond the keys as the nearest key, where heads lead there."""
-        sides = self._sides_beyond_the_keys(geometry)
-        if not sides:
+        beyond = []  # The padding on the sides where a head of some query leads beyond the keys
+        windows = zip(geometry.kernel_size, geometry.dilation, geometry.anchor, strict=True)
+        along = zip(zip(*self.displacements, strict=True), windows, geometry.padding, strict=True)
+        for pixels, (taps, step, anchor), (before, after) in along:
+            if min(pixels) < -anchor:
+                beyond.append(before)
+            if max(pixels) > step * (taps - 1) - anchor:
+                beyond.append(after)
+        if not beyond:
             return True
         if any(pixels < 0 for pair in geometry.padding for pixels in pair):
             return False
         if mode == "replicate":
             return not geometry.spreads
-        return mode == "zeros" and all(geometry.padding[axis][end] > 0 for axis, end in sides)
-
-    def _sides_beyond_the_keys(self, geometry: Geometry) -> list[tuple[int, int]]:
-        """Lists (axis, 0 before or 1 after) where a head of some query leads beyond the keys."""
-        sides = []
-        for axis, along in enumerate(zip(*self.displacements, strict=True)):
-            anchor = geometry.anchor[axis]
-            last = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - anchor
-            if min(along) < -anchor:
-                sides.append((axis, 0))
-            if max(along) > last:
-                sides.append((axis, 1))
-        return sides
+        return mode == "zeros" and min(beyond) > 0
 
 
 def find_hard_heads(
@@ -139,12 +131,7 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
     """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
-    axes = []
-    for number, axis in enumerate(geometry.axes(spatial)):
-        span = geometry.dilation[number] * (geometry.kernel_size[number] - 1)
-        first = axis.queries[0]
-        axes.append(Axis(range(first, first + axis.keys - span), axis.keys))
-    return tuple(axes)
+    return replace(geometry, stride=(1,) * len(geometry.stride)).axes(spatial)
 
 
 def own_window(geometry: Geometry) -> Window | None:
@@ -156,9 +143,8 @@ def own_window(geometry: Geometry) -> Window | None:
         plain = Window.fit(geometry, first, taps, steps)
         if plain is not None:
             return plain
-        spans = [step * (size - 1) for step, size in zip(steps, taps, strict=True)]
-        same = [(span // 2, span - span // 2) for span in spans]
-        if set(geometry.stride) == {1} and list(geometry.padding) == same:
+        same = Geometry.parse(len(taps), kernel_size=taps, dilation=steps, padding="same")
+        if replace(geometry, padding_mode="zeros") == same:
             return Window(first, taps, steps, "same")
     return Window.fit(geometry, first, taps, steps, transposed=True)
 
@@ -172,48 +158,40 @@ def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> W
     first = []
     taps = []
     for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
-        ends = geometry.sum_of_ends(axis)
-        pixel = geometry.first_pixel(axis)
-        if geometry.spreads:
-            end = max(stop, pixel, ends - start)
-            begin = min(start, ends + geometry.input_dilation[axis] - 1 - end)
-        else:
-            begin = min(start, ends - stop, pixel)
-            end = ends - begin
-        first.append(begin)
-        taps.append(end - begin + 1)
+        holding: list[int] = []
+        span = stop - start
+        while not holding:
+            starts = _starts(geometry, axis, span)
+            holding = [begin for begin in starts if begin <= start and stop <= begin + span]
+            span += 1
+        first.append(holding[0])
+        taps.append(span)
     steps = (1,) * len(taps)
     return Window.fit(geometry, tuple(first), tuple(taps), steps, transposed=geometry.spreads)
 
 
 def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Window]:
     """Returns the windows of a given size that keep the layer's output size, with its dilation and without it."""
-    windows = []
-    own = own_window(geometry)
-    if own is not None and own.taps == kernel_size:
-        windows.append(own)
+    windows = [own_window(geometry)]
     for steps in dict.fromkeys([geometry.dilation, (1,) * len(kernel_size)]):
-        starts = []
+        first: list[int] = []
         for axis, (step, taps) in enumerate(zip(steps, kernel_size, strict=True)):
-            start = _start(geometry, axis, step * (taps - 1))
-            if start is not None:
-                starts.append(start)
-        if len(starts) < len(kernel_size):
-            continue
-        window = Window.fit(
-            geometry, tuple(starts), kernel_size, steps, transposed=geometry.spreads
-        )
-        if window is not None:
-            windows.append(window)
-    return windows
+            first += _starts(geometry, axis, step * (taps - 1))[:1]
+        if len(first) == len(kernel_size):
+            fitting = Window.fit(
+                geometry, tuple(first), kernel_size, steps, transposed=geometry.spreads
+            )
+            windows.append(fitting)
+    return [window for window in windows if window is not None and window.taps == kernel_size]
 
 
-def _start(geometry: Geometry, axis: int, span: int) -> int | None:
-    """Returns the first displacement of a window of a given span, or None if there is no such window."""
+def _starts(geometry: Geometry, axis: int, span: int) -> list[int]:
+    """Returns the first displacements of windows of a given span that keep the output's size along an axis."""
     pixel = geometry.first_pixel(axis)
+    starts = []
     for extra in range(geometry.input_dilation[axis]):
         start, odd = divmod(geometry.sum_of_ends(axis) + extra - span, 2)
         fits = start + span >= pixel if geometry.spreads else start <= pixel
         if not odd and fits:
-            return start
-    return None
+            starts.append(start)
+    return starts

@@ -14,8 +14,8 @@ from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
 from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import TransposedConvolution
-from convattn.encodings import Quadratic, off_centre_mass
-from convattn.functional.torch_modes import plain_float32, without_autocast
+from convattn.encodings import AxisAdditiveEncoding, Quadratic, off_centre_mass
+from convattn.functional.torch_modes import at_least_float32, plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.random_numbers import SEED, standard_normal
@@ -26,19 +26,6 @@ STEPS = 8
 
 _EXPONENT = {torch.float64: 745.2}
 """x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
-
-
-def underflows(sharpness: float, dtype: torch.dtype) -> bool:
-    """Tells whether every weight off the centre is exactly zero, because e^{−α} underflows in the softmax.
-
-    The softmax runs in at least float32.
-
-    Example:
-        >>> underflows(100.0, torch.float32), underflows(104.0, torch.float32), underflows(104.0, torch.float64)
-        (False, True, False)
-    """
-    kind = torch.promote_types(dtype, torch.float32)
-    return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
 
 
 def lowest_sharpness(layer: RelativeAttention) -> float | None:
@@ -83,7 +70,7 @@ def rounding_bound(
     `terms` counts the terms and further roundings in the dtype of the sum, `writes` the roundings to a narrower dtype.
     """
     own = torch.finfo(dtype)
-    sums = torch.finfo(torch.promote_types(dtype, torch.float32))
+    sums = torch.finfo(at_least_float32(dtype))
     double = torch.finfo(torch.float64)
     if own.eps == sums.eps:
         writes = 0
@@ -118,9 +105,12 @@ def kernel_rounding(
 def attention_leak(layer: RelativeAttention) -> float:
     """Bounds the share of attention that a head gives to pixels off its tap."""
     alpha = lowest_sharpness(layer)
-    if alpha is None or underflows(alpha, layer.like.dtype):
+    if alpha is None:
         return 0.0
-    return min(1.0, off_centre_mass(alpha, layer.dims))
+    # zero off the centre if it underflows in the softmax, which runs in at least float32
+    kind = at_least_float32(layer.like.dtype)
+    beside = torch.exp(torch.tensor(-alpha, dtype=kind)).item()
+    return min(1.0, off_centre_mass(alpha, layer.dims)) if beside else 0.0
 
 
 def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]) -> RoundingBound:
@@ -131,7 +121,10 @@ def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]
     """
     weight = layer.like
     products = layer.num_heads * (layer.in_channels // layer.groups + weight.shape[1])
-    keys = _keys_of_heads(layer, weight.dtype)
+    alpha = lowest_sharpness(layer)
+    keys = 1  # whose weights are not zero along an axis, of hard heads
+    if alpha is not None:
+        keys = 3 + 2 * math.isqrt(math.ceil(_EXPONENT.get(weight.dtype, 104.0) / alpha))
     largest_row = rows.max().item()
     return rounding_bound(
         weight.dtype,
@@ -141,15 +134,6 @@ def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]
         terms=products + 2 * layer.dims * keys + STEPS,
         writes=layer.num_heads + layer.dims + STEPS,
     )
-
-
-def _keys_of_heads(layer: RelativeAttention, dtype: torch.dtype) -> int:
-    """Returns how many keys along an axis have weights that are not zero; 1 for hard heads."""
-    alpha = lowest_sharpness(layer)
-    if alpha is None:
-        return 1
-    reach = math.isqrt(math.ceil(_EXPONENT.get(dtype, 104.0) / alpha))
-    return 1 + 2 * reach + 2
 
 
 # --- Measured on random images ---------------------------------------------------------------------------------------
@@ -325,5 +309,6 @@ def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttent
     if dtype == torch.float64:
         copied = copied.double()
     if copied.content is None:
-        copied.impl = "separable" if copied.encoding.axis_additive else "dense"
+        additive = isinstance(copied.encoding, AxisAdditiveEncoding)
+        copied.impl = "separable" if additive else "dense"
     return copied

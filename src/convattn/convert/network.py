@@ -8,12 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.calls import (
-    AttendedCalls,
-    Call,
-    attended,
-    original_place,
-)
+from convattn.convert.calls import AttendedCalls, Call, attended, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -32,20 +27,17 @@ from convattn.convert.hard_heads import fixed_heads, unit_steps
 from convattn.convert.network_check import NetworkComparison, compare_networks
 from convattn.convert.network_runs import (
     Images,
+    Inputs,
     copy_network,
-    inputs_and_weights,
     read_arguments,
-    watch_paths,
+    run_copy,
+    without_modes,
 )
 from convattn.convert.surgery import graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, AnyConvolution, maps_of
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
-from convattn.errors import (
-    ConvAttnError,
-    ConversionError,
-    UnsupportedModelError,
-)
+from convattn.errors import ConvAttnError, ConversionError, UnsupportedModelError
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.random_numbers import keep_random_state
@@ -122,14 +114,22 @@ def network_to_attention(
             model, convolutions, sharpness=sharpness, content=content, impl=impl
         )
         copied = copy_network(result).eval()
-        paths = watch_paths(copied)
+        inputs = Inputs(convolution.layer for convolution in convolutions)
+        inputs.watch(copied)
         comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
-        path = paths.get(_attention_at(copied, convolution))
-        notes = [*convolution.notes, *_lost_ties(model, result, convolution.names)]
-        call = 0 if convolution.call is None else convolution.number + 1
-        layers.append(_in_network(certificate, convolution.names, path, notes, call))
+        first, *aliases = convolution.names
+        lost = _lost_ties(model, result, convolution.names)
+        in_network = replace(
+            certificate,
+            name=first,
+            aliases=tuple(aliases),
+            path=_path(copied, convolution.layer, inputs),
+            notes=(*certificate.notes, *convolution.notes, *lost),
+            call=convolution.number,
+        )
+        layers.append(in_network)
     not_covered = [
         "training mode, where it differs from evaluation mode",
         "inputs that take another branch of the network",
@@ -175,26 +175,28 @@ def with_attention(
     return graft(result, {**replaced, **attended(calling)}), certificates
 
 
-def _attention_at(network: nn.Module, convolution: NetworkConvolution) -> nn.Module:
-    """Returns the attention layer in place of a convolution."""
-    place = network.get_submodule(convolution.name)
-    return place.layers[convolution.number] if isinstance(place, AttendedCalls) else place
+def _path(network: nn.Module, name: str, inputs: Inputs) -> str | None:
+    """Returns the path of an attention layer on the first images that it was called with; None if there were none."""
+    if name not in inputs.shapes:
+        return None
+    layer: Any = network.get_submodule(name)
+    with without_modes(network), _reparametrize_module(layer, inputs.weights[name]):
+        return layer.plan(inputs.shapes[name][0]).path
 
 
 def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> list[str]:
     """Returns a note on modules that shared more parameters with a layer than they do now; else nothing."""
     before = set(source.get_submodule(names[0]).parameters())
     after = set(result.get_submodule(names[0]).parameters())
-    inside = tuple(f"{name}." if name else "" for name in names)
+    inside = tuple(f"{name}.".removeprefix(".") for name in names)
     places = dict(result.named_modules(remove_duplicate=False))
     lost = []
     for name, module in source.named_modules(remove_duplicate=False):
         shared = before.intersection(module._parameters.values())
-        if not shared or name in names or name.startswith(inside):
-            continue
-        place = places.get(name, nn.Module())
-        if len(after.intersection(place.parameters())) < len(shared):
-            lost.append(name)
+        if shared and not f"{name}.".startswith(inside):
+            place = places.get(name, nn.Module())
+            if len(after.intersection(place.parameters())) < len(shared):
+                lost.append(name)
     return [f"it no longer shares weights with {some(lost)}"] if lost else []
 
 
@@ -254,12 +256,9 @@ def network_to_conv(
     every = names_by_module(model)
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
-    sizes = {}
-    weights: dict[str, Any] = {}
+    inputs = Inputs(named[layer][0] for layer in selected)
     if arguments is not None:
-        names = [named[layer][0] for layer in selected]
-        shapes, weights = inputs_and_weights(model, arguments.batches(1)[0], names)
-        sizes = _largest_sizes(shapes)
+        run_copy(model, arguments.batches(1)[:1], inputs.watch)
     computed: dict[nn.Module, Call] = {}
     for module in model.modules():
         if isinstance(module, AttendedCalls):
@@ -267,15 +266,17 @@ def network_to_conv(
     converted: dict[RelativeAttention, _Converted] = {}
     for layer in selected:
         name = named[layer][0]
+        shapes = inputs.shapes.get(name, [])
+        sizes = tuple(map(max, zip(*shapes, strict=True)))[2:]  # largest along each axis
         try:
-            with _reparametrize_module(layer, weights.get(name, {})):
-                converted[layer] = _convert_layer(
-                    layer, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
+            with _reparametrize_module(layer, inputs.weights.get(name, {})):
+                conversion = _convert_layer(
+                    layer, sizes, kernel_size=kernel_size, mass=mass, borders=borders
                 )
                 if layer in computed:
-                    _require_call(converted[layer][0], layer, computed[layer])
+                    _require_call(conversion[0], layer, computed[layer])
+            converted[layer] = conversion
         except ConvAttnError as error:
-            converted.pop(layer, None)
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
@@ -315,22 +316,9 @@ def _require_network(model: nn.Module) -> None:
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
 
 
-def _largest_sizes(
-    shapes: Mapping[str, Sequence[tuple[int, ...]]],
-) -> dict[str, tuple[int, ...]]:
-    """Returns the largest size that each module was called with along each axis."""
-    sizes = {}
-    for name, several in shapes.items():
-        spatial = [shape[2:] for shape in several]
-        sizes[name] = tuple(map(max, zip(*spatial, strict=True)))
-    return sizes
-
-
-def _convert_layer(
-    layer: RelativeAttention, sizes: tuple[int, ...] | None, **options: Any
-) -> _Converted:
-    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
-    if sizes is None:
+def _convert_layer(layer: RelativeAttention, sizes: tuple[int, ...], **options: Any) -> _Converted:
+    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives, if it is known."""
+    if not sizes:
         return attention_to_conv(layer, **options)
     heads = fixed_heads(layer.encoding, layer.like.dtype)
     if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
@@ -342,10 +330,9 @@ def _convert_layer(
 
 def _require_call(conv: Any, layer: RelativeAttention, call: Call) -> None:
     """Raises unless a convolution is that of a call, whose weight the module around it computes."""
-    is_same = type(conv) is call.module
-    if is_same:
-        is_same = torch.equal(maps_of(conv.weight, type(conv), conv.groups), layer.values.maps())
-    if not is_same:
+    kind = type(conv)
+    maps = layer.values.maps()
+    if kind is not call.module or not torch.equal(maps_of(conv.weight, kind, conv.groups), maps):
         raise ConversionError(
             "its weight is computed in each call: it comes back with heads fixed on the taps alone"
         )
@@ -366,14 +353,22 @@ def _put_convolutions(
     layers = []
     for layer, (_, certificate) in converted.items():
         places = [original_place(model, name) for name in named[layer]]
-        names = [place.name for place in places]
-        notes = _lost_ties(model, result, names)
+        first, *aliases = [place.name for place in places]
+        notes = [*certificate.notes, *_lost_ties(model, result, [first, *aliases])]
         path = "convolution"
         if certificate.normalised:
             path = "normalised convolution"
             cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
             notes.append(f"exact at borders; {cut}")
-        layers.append(_in_network(certificate, names, path, notes, places[0].call))
+        in_network = replace(
+            certificate,
+            name=first,
+            aliases=tuple(aliases),
+            path=path,
+            notes=tuple(notes),
+            call=places[0].call,
+        )
+        layers.append(in_network)
     return result, layers
 
 
@@ -402,21 +397,6 @@ def _without_wrappers(network: nn.Module) -> nn.Module:
 
 
 # --- Certificates of networks -----------------------------------------------------------------------------------------
-
-
-def _in_network(
-    certificate: Certificate,
-    names: Sequence[str],
-    path: str | None,
-    notes: Sequence[str],
-    call: int,
-) -> Certificate:
-    """Adds to a layer's certificate where it stands in a network."""
-    first, *aliases = names
-    every = (*certificate.notes, *notes)
-    return replace(
-        certificate, name=first, aliases=tuple(aliases), path=path, notes=every, call=call
-    )
 
 
 def _certify_network(

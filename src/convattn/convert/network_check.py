@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from convattn.convert.calls import Call, attended
 from convattn.convert.certificate import Verdict
@@ -227,8 +226,7 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
 
 
 def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
-    parameters = {name: tensor.double() for name, tensor in conv.named_parameters()}
-    return functional_call(conv, parameters, (x,))
+    return copy.deepcopy(conv).double()(x)
 
 
 def _with_convolutions(

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
-from convattn.errors import (
-    ArgumentError,
-    UnsupportedModelError,
-    must_be_a,
-    must_fit,
-    sorts,
-)
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
@@ -196,15 +190,10 @@ class Arguments(NamedTuple):
     # Of torch, in which a network runs on them: one that draws random numbers gets the same ones
     mode: AbstractContextManager[Any] = nullcontext()
 
-    @property
-    def draws(self) -> bool:
-        """Whether the network draws random numbers of torch."""
-        return isinstance(self.mode, SameDraws) and self.mode.drew
-
     def tensors(self) -> list[Tensor]:
-        """Returns the floating-point and complex tensors."""
-        held = [part for _, part in parts((self.positional, self.named))]
-        return [part for part in held if isinstance(part, Tensor) and _is_floating(part)]
+        """Returns the tensors."""
+        held = parts((self.positional, self.named))
+        return [part for _, part in held if isinstance(part, Tensor)]
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns their shapes."""
@@ -385,9 +374,7 @@ def run_copy(
         return run_batches(copied, batches)
     except Exception as error:  # a foreign network may fail in any way
         first = batches[0]
-        held = [part for _, part in parts((first.positional, first.named))]
-        tensors = [part for part in held if isinstance(part, Tensor)]
-        words = f"{first.words} (first batch: {sorts(tensors)})"
+        words = f"{first.words} (first batch: {sorts(first.tensors())})"
         raise ArgumentError(must_fit(words, error)) from error
 
 
@@ -395,9 +382,10 @@ def noticing_draws(
     source: nn.Module, arguments: Arguments, size: int, notes: list[str]
 ) -> Arguments:
     """Runs a copy of a network on a batch; if it draws random numbers there, all runs on the result get the same."""
-    drawing = arguments._replace(mode=SameDraws())
+    draws = SameDraws()
+    drawing = arguments._replace(mode=draws)
     run_copy(source, drawing.batches(size)[:1])
-    if not drawing.draws:
+    if not draws.drew:
         return arguments
     notes.append("other random numbers than the ones that all runs drew")
     return drawing
@@ -441,60 +429,43 @@ def steps_of(source: nn.Module, outputs: Sequence[Tensor]) -> list[float]:
 # --- Seen inside of a run ---------------------------------------------------------------------------------------------
 
 
-Shapes = dict[str, list[tuple[int, ...]]]
-"""The shapes of the images in every call of each layer, by its name, in the order of the first calls."""
+class Inputs:
+    """What layers of given names are called with in the runs of a network; those that no image reaches have nothing.
 
-
-def inputs_and_weights(
-    model: nn.Module, arguments: Arguments, names: Iterable[str]
-) -> tuple[Shapes, dict[str, dict[str, Tensor]]]:
-    """Runs a copy of a network in evaluation mode; returns what its layers of these names are called with.
-
-    That is the shapes of their images, and by name the parameters that they compute with. Layers that the images do not
-    reach are left out. Raises ArgumentError if the network does not take the images.
+    Attributes:
+        shapes: The shapes of the images in each call, by the layer's name, in the order of the first calls.
+        weights: The parameters that it computes with, by name.
     """
-    shapes: Shapes = {}
-    weights = {}
 
-    def note(name: str, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        shape = tuple(layer.batch_of(*positional, **named).shape)
-        shapes.setdefault(name, []).append(shape)
-        weights[name] = dict(layer.named_parameters())
+    def __init__(self, names: Iterable[str]) -> None:
+        """Has seen nothing yet."""
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+        self.weights: dict[str, dict[str, Tensor]] = {}
+        self._names = names
 
-    def watch(network: nn.Module) -> nn.Module:
-        for name in names:
+    def watch(self, network: nn.Module) -> nn.Module:
+        """Sets hooks in a network, and returns it."""
+        for name in self._names:
+            note = partial(self._note, name)
             layer = network.get_submodule(name)
-            layer.register_forward_pre_hook(partial(note, name), with_kwargs=True)
+            layer.register_forward_pre_hook(note, with_kwargs=True)
         return network
 
-    run_copy(model, [arguments], watch)
-    return shapes, weights
+    def _note(self, name: str, layer: Any, positional: Any, named: Any) -> None:
+        shape = tuple(layer.batch_of(*positional, **named).shape)
+        self.shapes.setdefault(name, []).append(shape)
+        self.weights[name] = dict(layer.named_parameters())
 
 
-def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
-    """Returns where the path of each attention layer will be noted, on the first images that reach it."""
-    paths: dict[nn.Module, str] = {}
-
-    def note(layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x = layer.batch_of(*positional, **named)
-        if layer not in paths:
-            paths[layer] = layer.plan(x.shape, x.dtype).path
-
-    for module in network.modules():
-        if isinstance(module, RelativeAttention):
-            module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
-    return paths
-
-
-def unwatched_modules(network: nn.Module) -> set[nn.Module]:
-    """Returns the modules that take no hooks: scripted ones, and those of attention layers, which these read."""
+def watched_modules(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules that take hooks, by name: not scripted ones, nor those that attention layers read."""
     inner = set[nn.Module]()
     for module in network.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            inner.add(module)
         if isinstance(module, RelativeAttention):
             inner.update(part for part in module.modules() if part is not module)
-    return inner
+    for name, module in network.named_modules():
+        if module not in inner and not isinstance(module, torch.jit.ScriptModule):
+            yield name, module
 
 
 def layer_outputs(
@@ -512,9 +483,10 @@ def layer_outputs(
 
     def note(name: str, _module: nn.Module, positional: Any, named: Any, output: Any) -> None:
         outputs = [part for _, part in parts(output) if isinstance(part, Tensor)]
-        first = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
-        if first is None:
+        numbers = [tensor for tensor in outputs if tensor.is_floating_point()]
+        if not numbers:
             return
+        first = numbers[0]
         calls = sum(other.partition("#")[0] == name for other in values)
         if calls:
             name = f"{name}#{calls + 1}"
@@ -525,10 +497,9 @@ def layer_outputs(
         makers.setdefault(id(first), []).append(name)
         alive.append(first)
 
-    inner = unwatched_modules(network)
     hooks = []
-    for name, part in network.named_modules():
-        if name and part not in inner:
+    for name, part in watched_modules(network):
+        if name:
             hooks.append(part.register_forward_hook(partial(note, name), with_kwargs=True))
     try:
         output_of(network, arguments, dtype)

@@ -10,20 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.attention_map import (
-    AttentionMap,
-    highest,
-    score_tables,
-    sum_over_keys,
-)
+from convattn.convert.attention_map import AttentionMap, highest, score_tables, sum_over_keys
 from convattn.convert.hard_heads import unit_steps
-from convattn.convert.layer_check import (
-    STEPS,
-    Promise,
-    RoundingBound,
-    largest,
-    rounding_bound,
-)
+from convattn.convert.layer_check import STEPS, Promise, RoundingBound, largest, rounding_bound
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ConversionError
 from convattn.grid import Axis
@@ -100,7 +89,7 @@ def normalise(
         separable=isinstance(layer.encoding, AxisAdditiveEncoding),
         head_width=layer.head_width,
         groups=layer.groups,
-        bias=layer.bias is not None,
+        bias=False,
         device=weight.device,
         dtype=weight.dtype,
         **asdict(layer.geometry),
@@ -133,8 +122,7 @@ def _copy_weights(layer: RelativeAttention, conv: NormalisedConv) -> None:
     with torch.no_grad():
         for value, (factor, own) in zip(conv.values.parameters(), sources, strict=True):
             value.copy_(factor).requires_grad_(own.requires_grad)
-        if conv.bias is not None and layer.bias is not None:
-            conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    conv.bias = copy.deepcopy(layer.bias)
 
 
 def _require_weight_at_home(

@@ -83,7 +83,7 @@ class Taps:
         return [tap_by_tap(self, x), term_by_term(self, x)]
 
 
-def read_taps(conv: nn.Module) -> Taps:
+def read_taps(conv: Any) -> Taps:
     """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors.
 
     Raises UnsupportedModelError for any other module, as `why_unsupported` says.
@@ -91,25 +91,22 @@ def read_taps(conv: nn.Module) -> Taps:
     reason = why_unsupported(conv)
     if reason is not None:
         raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
-    dims = SUPPORTED_CONVOLUTIONS[type(conv)]
-    options = {
-        "kernel_size": conv.kernel_size,
-        "dilation": conv.dilation,
-        "padding_mode": conv.padding_mode,
-    }
+    options: dict[str, Any] = {}
+    for name in ("kernel_size", "dilation", "padding_mode"):
+        options[name] = getattr(conv, name)
     if isinstance(conv, TransposedConvolution):
         padding = []  # with which a plain convolution of the dilated input equals the transposed one
         sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
         for taps, step, pixels, extra in sizes:
             before = step * (taps - 1) - int(pixels)
             padding.append((before, before + extra))
-        geometry = Geometry.parse(dims, padding=padding, input_dilation=conv.stride, **options)  # type: ignore[arg-type]
+        options |= {"padding": padding, "input_dilation": conv.stride}
     else:
-        geometry = Geometry.parse(dims, padding=conv.padding, stride=conv.stride, **options)  # type: ignore[arg-type]
-    groups: int = conv.groups  # type: ignore[assignment]
-    maps = maps_of(conv.weight.detach(), type(conv), groups)  # type: ignore[union-attr, operator, arg-type]
-    bias = None if conv.bias is None else conv.bias.detach().clone()  # type: ignore[union-attr, operator]
-    return Taps(geometry, geometry.taps(), maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
+        options |= {"padding": conv.padding, "stride": conv.stride}
+    geometry = Geometry.parse(SUPPORTED_CONVOLUTIONS[type(conv)], **options)
+    maps = maps_of(conv.weight.detach(), type(conv), conv.groups).clone()
+    bias = None if conv.bias is None else conv.bias.detach().clone()
+    return Taps(geometry, geometry.taps(), maps, bias, conv.in_channels, conv.groups)
 
 
 def maps_of(
@@ -148,8 +145,10 @@ def why_unsupported(conv: nn.Module) -> str | None:
         if reason is None and not tensor.numel():
             reason = f"its {name} is empty, {shape}"
         if reason is None and shape != shapes[name]:
-            fitting = f"{shapes[name]} to fit its arguments"
-            reason = f"its {name} must have shape {fitting}, but has shape {shape}"
+            fitting = shapes[name]
+            reason = (
+                f"its {name} must have shape {fitting} to fit its arguments, but has shape {shape}"
+            )
         if reason is not None:
             return reason
     return None

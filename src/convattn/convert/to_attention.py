@@ -1,5 +1,6 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
+import copy
 from dataclasses import asdict
 
 import torch
@@ -11,7 +12,6 @@ from convattn.convert.certificate import Certificate
 from convattn.convert.layer_check import Promise, attention_leak, attention_rounding, certify_layer
 from convattn.convert.taps import ATTENTION_LAYERS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Encoding, Quadratic, Shift
-from convattn.encodings.quadratic import root_of_sharpness
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.random_numbers import keep_random_state
 
@@ -61,21 +61,13 @@ def conv_to_attention(
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), content, impl)
-        if (
-            sharpness is not None
-        ):  # centres anew, because the layer's dtype may be too narrow for them
-            layer.encoding = _encoding(taps, sharpness)
-    _let_learn(layer, conv)
+        # anew, because the layer's dtype may be too narrow for centres
+        layer.encoding = _encoding(taps, sharpness)
+    layer.requires_grad_(conv.weight.requires_grad)
+    layer.bias = copy.deepcopy(conv.bias)
     layer.to(memory_format=suggest_memory_format(conv.weight))
     layer.train(conv.training)
     return layer, certify_attention(conv, taps, layer, attention_leak(layer))
-
-
-def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
-    """Lets the parts of a layer learn if those of its convolution do."""
-    layer.requires_grad_(conv.weight.requires_grad)
-    if layer.bias is not None and conv.bias is not None:
-        layer.bias.requires_grad_(conv.bias.requires_grad)
 
 
 def certify_attention(
@@ -109,14 +101,14 @@ def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
     encoding = Quadratic(heads, dims).to(device=taps.maps.device, dtype=dtype)
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor(taps.displacements, dtype=dtype))
-        encoding.root_sharpness.fill_(root_of_sharpness(sharpness, dtype))
+        encoding.sharpness = sharpness
     return encoding
 
 
 def _make_layer(
     taps: Taps, encoding: Encoding, content: bool | Content, impl: str
 ) -> RelativeAttention:
-    """Makes the layer, with copies of the taps' matrices."""
+    """Makes the layer, with copies of the taps' matrices, and a bias at its start."""
     heads, outputs, _ = taps.maps.shape
     kind = ATTENTION_LAYERS[len(taps.geometry.kernel_size) - 1]
     layer = kind(
@@ -136,6 +128,4 @@ def _make_layer(
     assert isinstance(layer.values, MergedValues)
     with torch.no_grad():
         layer.values.weight.copy_(layer.values.held(taps.maps))
-        if layer.bias is not None and taps.bias is not None:
-            layer.bias.copy_(taps.bias)
     return layer

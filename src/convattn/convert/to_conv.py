@@ -108,9 +108,10 @@ def attention_to_conv(
         the certificate. A transposed convolution of stride 1 comes back as a plain convolution.
 
     Raises:
-        UnsupportedModelError: The layer is of another class, has hooks, or its numbers are not finite.
-        ConversionError: Its scores depend on content, its gate is open, no torch convolution has its geometry, there
-            is not enough memory to compare the two, or with "exact" a head looks too far beyond the image.
+        UnsupportedModelError: The layer is of another class, has hooks, its numbers are not finite, or scores depend on
+            content.
+        ConversionError: Its gate is open, no torch convolution has its geometry, there is not enough memory to compare
+            the two, or with "exact" a head looks too far beyond the image.
         ArgumentError: An argument is out of range, or `spatial` is needed. UnknownNameError for unknown `borders`.
 
     Example:
@@ -179,23 +180,18 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
         raise UnsupportedModelError(
             f"cannot convert {own_class.__name__} to a convolution: supported layers are {known}"
         )
-    cannot = f"cannot convert {own_class.__name__}"
+    own = (layer, layer.values)
     values = parametrize.type_before_parametrizations(layer.values)
     if values not in (MergedValues, FactoredValues):
-        expected = "its values must be MergedValues or FactoredValues"
-        raise UnsupportedModelError(f"{cannot}: {expected}, but are {values.__name__}")
-    if layer.content is not None and layer.gate is None:
-        raise ConversionError(
-            f"{cannot}: its scores depend on content, those of a convolution do not"
-        )
-    own = (layer, layer.values)
-    reason = first_change(layer, computed=lambda part: part not in own)
-    if reason is not None:
-        raise UnsupportedModelError(f"{cannot}: {reason}")
+        reason = f"its values must be MergedValues or FactoredValues, but are {values.__name__}"
+    elif layer.content is not None and layer.gate is None:
+        reason = "its scores depend on content, those of a convolution do not"
+    else:
+        reason = first_change(layer, computed=lambda part: part not in own)
     for name, numbers in layer.named_parameters():
-        reason = why_not_numbers(name, numbers)
-        if reason is not None:
-            raise UnsupportedModelError(f"{cannot}: {reason}")
+        reason = reason or why_not_numbers(name, numbers)
+    if reason is not None:
+        raise UnsupportedModelError(f"cannot convert {own_class.__name__}: {reason}")
     return layer
 
 

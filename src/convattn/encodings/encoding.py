@@ -1,29 +1,27 @@
 """The base class of encodings: a module from real displacements to one score per head."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be
 from convattn.grid import Axis, whole_number
-
-_COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
-"""Hooks of torch that compute a parameter before its module is called."""
+from convattn.structure import is_own_hook
 
 
 def compute_parameters(module: nn.Module) -> None:
     """Runs the hooks that compute a module's parameters, as calling the module would; refuses all other hooks."""
     # Call this before reading the parameters of a module that is not called. Parametrisations need nothing.
     for hook in module._forward_pre_hooks.values():
-        if not isinstance(hook, _COMPUTING):
+        if not is_own_hook(hook):
             _refuse(module, "forward pre-hook", hook)
         hook(module, None)
     ignored = {
@@ -66,14 +64,21 @@ def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """Reads finite numbers, one set per head or one for all heads, as float64 on the CPU."""
     expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
     try:
-        numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
+        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(must_be(name, expected, value)) from None
     if numbers.shape not in (shape[1:], shape):
         raise ShapeError(must_be(name, expected, tuple(numbers.shape)))
     if not torch.isfinite(numbers).all():
-        raise ArgumentError(must_be(name, expected, numbers.tolist()))
+        raise ArgumentError(must_be(name, "finite", numbers.tolist()))
     return numbers.expand(shape)
+
+
+def require_positive(name: str, numbers: Tensor, value: Any) -> None:
+    """Raises ArgumentError unless numbers are positive and finite as they will be read, in the parameter's dtype."""
+    if not (numbers.isfinite() & (numbers > 0)).all():
+        expected = f"a positive finite number in {numbers.dtype}"
+        raise ArgumentError(must_be(name, expected, value))
 
 
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
@@ -93,8 +98,8 @@ class Encoding(nn.Module, ABC):
     column). Scores are computed in the dtype of the displacements, whatever the dtype of the parameters.
 
     A subclass must write only `score`. It also writes `options` if its constructor has arguments of its own,
-    `feature_width` and `feature_vectors` if scores are linear in features that the heads share, and `require_span` if
-    it does not hold every displacement. These check no arguments; `forward`, `table` and `features` do.
+    `feature_width` and `feature_vectors` if scores are linear in features that the heads share, and sets `extent` if it
+    does not hold every displacement. These check no arguments; `forward`, `table` and `features` do.
     Layers do not call it, so hooks on it are refused unless they compute its parameters; hooks on its submodules run.
 
     Attributes:
@@ -109,14 +114,14 @@ class Encoding(nn.Module, ABC):
         tensor([[-4.]])
     """
 
-    axis_additive: ClassVar[bool] = False
-    """Whether the score is a sum of one term per axis."""
-
     centre_argument: ClassVar[str | None] = None
     """Argument of the constructor, and attribute, that says where heads look, (heads, dims) in pixels; or None."""
 
     width_parameter: ClassVar[str | None] = None
     """Parameter that says how widely heads look; None if there is none. It and the centres have no weight decay."""
+
+    extent: tuple[int, ...] = ()
+    """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; () holds all."""
 
     fixed_displacements: tuple[tuple[int, ...], ...] | None = None
     """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
@@ -238,7 +243,7 @@ class Encoding(nn.Module, ABC):
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
         lowest = [axis.lowest for axis in axes]
         highest = [axis.highest for axis in axes]
-        self.require_span(lowest, highest)
+        self._require_span(lowest, highest)
 
     @abstractmethod
     def score(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:
@@ -290,14 +295,6 @@ class Encoding(nn.Module, ABC):
             f"{type(self).__name__} has a feature_width, so it must have feature_vectors"
         )
 
-    def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Raises EncodingRangeError if the encoding does not hold all displacements of a box; by default it holds all.
-
-        Args:
-            lowest: Smallest displacement along each axis, in pixels.
-            highest: Largest along each axis.
-        """
-
     def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
         """Returns the pixel that each head looks at, and a bound on the attention that it gives to others.
 
@@ -328,8 +325,7 @@ class Encoding(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Returns sizes and options, for printing."""
-        items = {"num_heads": self.num_heads, "dims": self.dims}
-        items.update(self.options())
+        items = {"num_heads": self.num_heads, "dims": self.dims, **self.options()}
         return ", ".join(f"{name}={value}" for name, value in items.items())
 
     def __repr__(self) -> str:
@@ -351,7 +347,20 @@ class Encoding(nn.Module, ABC):
         points = displacement.detach().reshape(-1, self.dims)
         if not torch.isfinite(points).all():
             raise ArgumentError("displacement must be finite, but holds inf or nan")
-        self.require_span(points.amin(0).tolist(), points.amax(0).tolist())
+        self._require_span(points.amin(0).tolist(), points.amax(0).tolist())
+
+    def _require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
+        """Raises EncodingRangeError if the encoding does not hold all displacements of a box."""
+        reaches = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
+        for axis, extent in enumerate(self.extent):
+            if reaches[axis] > extent - 1:
+                kind = type(self).__name__
+                fitting = math.ceil(max(reaches)) + 1
+                raise EncodingRangeError(
+                    f"{kind} holds displacements from {1 - extent} to {extent - 1} along axis {axis}, but"
+                    f" {lowest[axis]:g} to {highest[axis]:g} are asked: build it with extent={fitting} or more, as in"
+                    f" encoding={kind}({self.num_heads}, {self.dims}, extent={fitting})"
+                )
 
     def _require_scores(self, scores: object, points: Sequence[int]) -> None:
         """Raises ShapeError unless a subclass returned one score per head and point."""
@@ -377,8 +386,6 @@ class AxisAdditiveEncoding(Encoding):
         >>> Near(num_heads=1, dims=2)(torch.tensor([[3.0, -1.0]]))
         tensor([[-4.]])
     """
-
-    axis_additive = True
 
     def axis_tables(
         self,
@@ -425,11 +432,8 @@ class AxisAdditiveEncoding(Encoding):
         self._require_features()
         self.require_axes(axes)
         compute_parameters(self)
-        features = []
-        for number, axis in enumerate(axes):
-            displacements = axis.displacements(device, dtype)
-            features.append(self.axis_feature_vectors(number, displacements))
-        return features
+        along_axes = [axis.displacements(device, dtype) for axis in axes]
+        return list(map(self.axis_feature_vectors, count(), along_axes))
 
     @abstractmethod
     def axis_score(
@@ -482,7 +486,4 @@ def _every_displacement(
 
 def _total(of_axis: Callable[[int, Tensor], Tensor], displacement: Tensor) -> Tensor:
     """Adds up what a function returns for the displacements along each axis."""
-    total = of_axis(0, displacement[..., 0])
-    for axis in range(1, displacement.shape[-1]):
-        total = total + of_axis(axis, displacement[..., axis])
-    return total
+    return reduce(torch.add, map(of_axis, count(), displacement.unbind(-1)))

@@ -1,24 +1,22 @@
 """Shift encoding: each head looks at one fixed displacement, as a tap of a convolution does."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, per_head
-from convattn.encodings.quadratic import Quadratic, kernel_taps, quadratic_axis_features
-from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.grid import is_whole
+from convattn.encodings.encoding import per_head, read_numbers
+from convattn.encodings.quadratic import Quadratic, QuadraticFeatures, kernel_taps
+from convattn.errors import ArgumentError, must_be
 
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
 
 
 @final
-class Shift(AxisAdditiveEncoding):
+class Shift(QuadraticFeatures):
     """Hard heads: all attention of head h is at the displacement Δ_h, or at the key nearest to it.
 
     The score is −α‖δ − Δ_h‖² with α = 800, where e^{−α} is exactly zero in every dtype. So a row of attention is
@@ -38,20 +36,25 @@ class Shift(AxisAdditiveEncoding):
     centre_argument = "displacements"
 
     def __init__(
-        self, num_heads: int, dims: int, *, displacements: Sequence[Sequence[int]] | None = None
+        self,
+        num_heads: int,
+        dims: int,
+        *,
+        displacements: Sequence[Sequence[int]] | Sequence[int] | None = None,
     ) -> None:
         """Builds the encoding.
 
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            displacements: Δ_h in pixels, (heads, dims) integers; None takes the taps of a kernel with as many taps as
-                there are heads, of the same odd size K along each axis, row by row around the query.
+            displacements: Δ_h in pixels, (heads, dims) integers, or (dims,) for all heads; None takes the taps of a
+                kernel with as many taps as there are heads, of the same odd size K along each axis, row by row around
+                the query.
 
         Raises:
             ArgumentError: A size or a displacement is not an integer in range, or the number of heads is not k ** dims
                 with an odd k and no displacements are given.
-            ShapeError: The displacements are not (heads, dims).
+            ShapeError: The displacements are of another shape.
         """
         super().__init__(num_heads, dims)
         if displacements is None:
@@ -76,11 +79,6 @@ class Shift(AxisAdditiveEncoding):
                 " layer.encoding.soften(5.0)"
             )
         super().__setattr__(name, value)
-
-    @property
-    def feature_width(self) -> int:
-        """D_p = n + 1."""
-        return self.dims + 1
 
     def options(self) -> dict[str, Any]:
         """Returns displacements."""
@@ -117,23 +115,12 @@ class Shift(AxisAdditiveEncoding):
         offset = displacement - per_head(torch.cat(places), displacement)
         return -_ALPHA * offset**2
 
-    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis."""
-        return quadratic_axis_features(axis, displacement, self.dims)
-
 
 def _whole_shifts(
-    displacements: Sequence[Sequence[int]], num_heads: int, dims: int
+    displacements: Sequence[Sequence[int]] | Sequence[int], num_heads: int, dims: int
 ) -> tuple[tuple[int, ...], ...]:
     """Checks displacements and copies them."""
-    try:
-        shifts = [tuple(displacement) for displacement in displacements]
-    except TypeError:
-        shifts = []
-    lengths = set(map(len, shifts))
-    if len(shifts) != num_heads or lengths != {dims}:
-        raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", displacements))
-    kinds = {type(number): number for number in chain(*shifts)}
-    if not all(map(is_whole, kinds.values())):
+    numbers = read_numbers("displacements", displacements, (num_heads, dims))
+    if (numbers != numbers.round()).any():
         raise ArgumentError(must_be("displacements", "integers", displacements))
-    return tuple(tuple(map(int, shift)) for shift in shifts)
+    return tuple(tuple(map(int, shift)) for shift in numbers.tolist())

@@ -39,11 +39,11 @@ class GeneralizedQuadratic(Encoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
+            centres: Δ in pixels, (heads, dims), or (dims,) for all heads; None draws them from N(0, 2²).
 
         Raises:
-            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are not
-                (heads, dims).
+            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are
+                of another shape.
         """
         super().__init__(num_heads, dims)
         self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))

@@ -1,6 +1,5 @@
 """Learned axial encoding: one table of vectors per axis, shared by the heads (the paper's "learned")."""
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -8,12 +7,7 @@ from einops import einsum
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters, place_along_axis
-from convattn.encodings.learned_table import (
-    places_in_table,
-    read_table,
-    require_extent,
-    table_extent,
-)
+from convattn.encodings.learned_table import places_in_table, read_table, table_extent
 from convattn.grid import Axis, PerAxis, whole_number
 
 
@@ -97,8 +91,7 @@ class LearnedAxial(AxisAdditiveEncoding):
     ) -> Tensor:
         """Scores the displacements of a grid along one axis, whose vectors are cut out of the table."""
         if self.head_vectors is None:
-            displacements = axis.displacements(device, dtype)
-            return self.axis_score(number, displacements)
+            return super().axis_grid_score(number, axis, dtype, device)
         compute_parameters(self.tables)
         table = self.tables[number]
         vectors = table[places_in_table(len(table), axis)]
@@ -109,7 +102,3 @@ class LearnedAxial(AxisAdditiveEncoding):
         compute_parameters(self.tables)
         vectors = read_table(self.tables[axis], displacement[..., None])
         return place_along_axis(vectors, axis, self.dims)
-
-    def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Raises EncodingRangeError if the tables do not hold a box of displacements."""
-        require_extent(self, self.extent, lowest, highest)

@@ -1,6 +1,5 @@
 """Learned table: one free score per head and displacement, and how tables of displacements are read."""
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, final
@@ -10,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import Encoding
-from convattn.errors import EncodingRangeError
 from convattn.grid import Axis, PerAxis, axis_lists
 
 _COMMON = {1: 520, 2: 40, 3: 20}
@@ -51,22 +49,6 @@ def table_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
     if extent is None:
         extent = _COMMON.get(dims, _SMALL)
     return axis_lists("extent", extent, dims, least=1)
-
-
-def require_extent(
-    encoding: Encoding, extents: Sequence[int], lowest: Sequence[float], highest: Sequence[float]
-) -> None:
-    """Raises EncodingRangeError if a table of these extents does not hold a box of displacements."""
-    reaches = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
-    for axis, extent in enumerate(extents):
-        if reaches[axis] > extent - 1:
-            kind = type(encoding).__name__
-            fitting = math.ceil(max(reaches)) + 1
-            raise EncodingRangeError(
-                f"{kind} holds displacements from {1 - extent} to {extent - 1} along axis {axis}, but {lowest[axis]:g}"
-                f" to {highest[axis]:g} are asked: build it with extent={fitting} or more, as in"
-                f" encoding={kind}({encoding.num_heads}, {encoding.dims}, extent={fitting})"
-            )
 
 
 @final
@@ -122,7 +104,3 @@ class LearnedTable(Encoding):
         """Cuts the scores of a grid out of the table."""
         cut = map(places_in_table, self.scores.shape[1:], axes)
         return self.scores[(slice(None), *cut)].to(dtype)
-
-    def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Raises EncodingRangeError if the tables do not hold a box of displacements."""
-        require_extent(self, self.extent, lowest, highest)

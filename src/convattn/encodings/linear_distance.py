@@ -10,10 +10,10 @@ from convattn.encodings.encoding import (
     AxisAdditiveEncoding,
     per_head,
     read_numbers,
+    require_positive,
     write_parameter,
 )
 from convattn.encodings.quadratic import Centres, round_shapes, starting_centres
-from convattn.errors import ArgumentError, must_be
 
 
 @final
@@ -40,11 +40,11 @@ class LinearDistance(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
+            centres: Δ in pixels, (heads, dims), or (dims,) for all heads; None draws them from N(0, 2²).
 
         Raises:
-            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are not
-                (heads, dims).
+            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are
+                of another shape.
         """
         super().__init__(num_heads, dims)
         self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
@@ -60,9 +60,7 @@ class LinearDistance(AxisAdditiveEncoding):
     def slope(self, value: Any) -> None:
         logs = read_numbers("slope", value, (self.num_heads,)).log()
         dtype = self.log_slope.dtype
-        slopes = logs.to(dtype).exp()  # as they will be read
-        if not (slopes.isfinite() & (slopes > 0)).all():
-            raise ArgumentError(must_be("slope", f"positive and finite in {dtype}", value))
+        require_positive("slope", logs.to(dtype).exp(), value)
         write_parameter(self, "log_slope", logs)
 
     @property

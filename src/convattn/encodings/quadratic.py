@@ -13,40 +13,35 @@ from convattn.encodings.encoding import (
     AxisAdditiveEncoding,
     per_head,
     read_numbers,
+    require_positive,
     write_parameter,
 )
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, must_be
 
 _FARTHEST = 1 << 20
 """Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
 
-Centres: TypeAlias = Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
-"""Where heads look, in pixels; None draws their centres."""
+Centres: TypeAlias = (
+    Sequence[Sequence[float]] | Sequence[float] | Float[Tensor, "*heads dims"] | None
+)
+"""Where heads look, in pixels, each or all; None draws their centres."""
 
 
 def starting_centres(num_heads: int, dims: int, centres: Centres) -> Float[Tensor, "heads dims"]:
-    """Copies the given centres Δ (heads, dims) after checking them, or draws them from N(0, 2²)."""
+    """Reads the given centres Δ, each head's or that of all, or draws them from N(0, 2²)."""
     if centres is None:
         return torch.randn(num_heads, dims) * 2
-    shape = (num_heads, dims)
-    try:
-        values = torch.as_tensor(centres, dtype=torch.get_default_dtype())
-    except (TypeError, ValueError):
-        raise ShapeError(must_be("centres", f"of shape {shape}", centres)) from None
-    if values.shape != shape:
-        raise ShapeError(must_be("centres", f"of shape {shape}", tuple(values.shape)))
-    if not values.is_meta and not values.isfinite().all():
-        raise ArgumentError(must_be("centres", "finite", values.tolist()))
-    return values.detach().clone()
+    numbers = read_numbers("centres", centres, (num_heads, dims))
+    return torch.empty(num_heads, dims).copy_(numbers)
 
 
-def grid_centres(num_heads: int) -> list[list[float]]:
+def grid_centres(num_heads: int) -> list[tuple[int, ...]]:
     """Lists the K × K shifts (row, column) around the query for K² heads, K odd: the taps of a kernel, row by row."""
     taps = kernel_taps(num_heads, 2)
     if taps is None:
         expected = "the square of an odd number for centres on a grid"
         raise ArgumentError(must_be("heads", expected, num_heads))
-    return [list(map(float, tap)) for tap in taps]
+    return taps
 
 
 def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
@@ -58,32 +53,9 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
     return list(product(range(-reach, reach + 1), repeat=dims))
 
 
-def quadratic_axis_features(
-    axis: int, displacement: Float[Tensor, "*points"], dims: int
-) -> Float[Tensor, "*points _"]:
-    """Returns one axis's part of r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear."""
-    features = displacement.new_zeros(*displacement.shape, 1 + dims)
-    features[..., 0] = displacement**2
-    features[..., 1 + axis] = displacement
-    return features
-
-
 def round_shapes(roots: Float[Tensor, " heads"], dims: int) -> Float[Tensor, "heads dims dims"]:
     """Returns a number per head times the identity."""
     return roots[:, None, None] * torch.eye(dims, dtype=roots.dtype, device=roots.device)
-
-
-def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
-    """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
-    is_number = isinstance(sharpness, int | float) and not isinstance(sharpness, bool)
-    if not is_number or not 0 < sharpness < math.inf:
-        raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
-    exact = math.sqrt(2) * math.sqrt(sharpness)
-    root = torch.tensor(exact, dtype=dtype, device="cpu")
-    rounded = (root**2 / 2).item()  # as it will be read
-    if not 0 < rounded < math.inf:
-        raise ArgumentError(must_be("sharpness", f"positive and finite in {dtype}", sharpness))
-    return root.item()
 
 
 def off_centre_mass(sharpness: float, dims: int) -> float:
@@ -124,8 +96,24 @@ def _gaussian_tail(sharpness: float) -> float:
     return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
 
 
+class QuadraticFeatures(AxisAdditiveEncoding):
+    """An encoding whose score −α‖δ − Δ‖² is linear in r_δ = (‖δ‖², δ₁, …, δ_n)."""
+
+    @property
+    def feature_width(self) -> int:
+        """D_p = n + 1."""
+        return self.dims + 1
+
+    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements along one axis."""
+        features = displacement.new_zeros(*displacement.shape, self.feature_width)
+        features[..., 0] = displacement**2
+        features[..., 1 + axis] = displacement
+        return features
+
+
 @final
-class Quadratic(AxisAdditiveEncoding):
+class Quadratic(QuadraticFeatures):
     """Score −α_h‖δ − Δ_h‖²: attention is a Gaussian of variance 1/(2α_h) around the centre Δ_h.
 
     As α → ∞ a head attends to the one pixel at its centre, which makes it a tap of a convolution. The sharpness is
@@ -159,21 +147,20 @@ class Quadratic(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
+            centres: Δ in pixels, (heads, dims), or (dims,) for all heads; None draws them from N(0, 2²).
             sharpness: α > 0 in 1/pixel², for all heads; None draws √(2α) from N(1, 0.01²).
 
         Raises:
             ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError if the
-                centres are not (heads, dims).
+                centres are of another shape.
         """
         super().__init__(num_heads, dims)
         self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
-        if sharpness is None:
-            root = 1 + 0.01 * torch.randn(num_heads)
-        else:
-            value = root_of_sharpness(sharpness, torch.get_default_dtype())
-            root = torch.full((num_heads,), value)
+        drawn = sharpness is None
+        root = 1 + 0.01 * torch.randn(num_heads) if drawn else torch.empty(num_heads)
         self.root_sharpness = nn.Parameter(root)
+        if not drawn:
+            self.sharpness = sharpness
 
     @property
     def sharpness(self) -> Float[Tensor, " heads"]:
@@ -183,9 +170,8 @@ class Quadratic(AxisAdditiveEncoding):
     @sharpness.setter
     def sharpness(self, value: Any) -> None:
         dtype = self.root_sharpness.dtype
-        roots = read_numbers("sharpness", value, (self.num_heads,)).clone()
-        for head, alpha in enumerate(roots.tolist()):
-            roots[head] = root_of_sharpness(alpha, dtype)
+        roots = math.sqrt(2) * read_numbers("sharpness", value, (self.num_heads,)).sqrt()
+        require_positive("sharpness", roots.to(dtype) ** 2 / 2, value)
         write_parameter(self, "root_sharpness", roots)
 
     def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
@@ -201,10 +187,8 @@ class Quadratic(AxisAdditiveEncoding):
         if not nearest.abs().max().item() <= _FARTHEST:
             return None
         away = (centres - nearest).abs()
-        nearest_of_near = torch.exp(-alpha * (1 - 2 * away))
-        nearest_of_far = torch.exp(-alpha * (1 + 2 * away))
-        near = nearest_of_near / -torch.expm1(-alpha * (3 - 2 * away))
-        far = nearest_of_far / -torch.expm1(-3 * alpha)
+        near = torch.exp(-alpha * (1 - 2 * away)) / -torch.expm1(-alpha * (3 - 2 * away))
+        far = torch.exp(-alpha * (1 + 2 * away)) / -torch.expm1(-3 * alpha)
         displacements = tuple(tuple(map(int, head)) for head in nearest.tolist())
         return displacements, (near + far).sum(1).max().item()
 
@@ -213,18 +197,9 @@ class Quadratic(AxisAdditiveEncoding):
         """√(2α) times the identity."""
         return round_shapes(self.root_sharpness, self.dims)
 
-    @property
-    def feature_width(self) -> int:
-        """D_p = n + 1."""
-        return self.dims + 1
-
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
         centre = per_head(self.centres[:, axis], displacement)
         root = per_head(self.root_sharpness, displacement)
         scaled = root * (displacement - centre)
         return -0.5 * scaled**2
-
-    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis."""
-        return quadratic_axis_features(axis, displacement, self.dims)

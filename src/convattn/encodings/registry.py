@@ -188,8 +188,6 @@ def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
 
 def _arguments(kind: type[Encoding]) -> list[str]:
     """Lists the names of an encoding's arguments besides the sizes."""
-    names = set()
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if parameter.kind not in _UNNAMED:
-            names.add(name)
+    parameters = inspect.signature(kind).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind not in _UNNAMED}
     return sorted(names - {"num_heads", "dims"})

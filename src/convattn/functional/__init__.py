@@ -1,8 +1,7 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are compared with it."""
 
-from convattn.functional.convolution import take_every
 from convattn.functional.fused import fused_attention
-from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.path import CallSizes, Path
 from convattn.functional.positions import (
     Channels,
     position_channels,
@@ -21,7 +20,6 @@ from convattn.functional.reference import (
     pad_keys,
     position_share,
     position_weights,
-    query_pixels,
 )
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import WindowConvolution, find_shifts, window_convolution
@@ -29,7 +27,6 @@ from convattn.functional.shift import WindowConvolution, find_shifts, window_con
 __all__ = [
     "CallSizes",
     "Channels",
-    "Cost",
     "HeadMaps",
     "Path",
     "WindowConvolution",
@@ -48,8 +45,6 @@ __all__ = [
     "position_weights",
     "quadratic_channels",
     "quadratic_error",
-    "query_pixels",
     "separable_attention",
-    "take_every",
     "window_convolution",
 ]

@@ -357,19 +357,14 @@ class ContentPath(Path):
         sizes = self.sizes
         share = self.form.heads.share
         keys = pad_keys(x, sizes.geometry)
-        # compiled in bfloat16, Inductor's loops over scaled matrices and over their copies do not fit together
-        own = maps
-        compiles = torch.compiler.is_compiling()
-        if share is not None and not compiles:
-            own = maps.weighted(1 - share)
-        value = own.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
+        value = maps.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
         mixed = self._means(keys, value)
-        if share is not None and compiles:
+        if share is not None:
             mixed = mixed * (1 - share)[:, None, None]
         mixed = mixed.mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
-        y = own.combine(mixed, values_first=self.values_first)
+        y = maps.combine(mixed, values_first=self.values_first)
         y = add_bias(y.unflatten(2, [len(axis.queries) for axis in sizes.axes]), bias)
         if self.position is None or share is None:
             return y

@@ -7,7 +7,7 @@ gradients of narrow, strided convolutions of one pixel are wrong; transposed one
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,25 +25,6 @@ _BLOCK = 16
 """Channels that oneDNN takes at a time: 8 with AVX2, 16 with AVX-512. Gradients are wrong with less than a block."""
 
 
-def take_every(
-    x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
-) -> Shaped[Tensor, "batch channels *taken"]:
-    """Takes every n-th pixel along each axis, from the first on.
-
-    Args:
-        x: Images.
-        steps: n of each axis.
-
-    Returns:
-        A view of the images.
-
-    Example:
-        >>> take_every(torch.arange(5.0).view(1, 1, 5), [2]).tolist()
-        [[[0.0, 2.0, 4.0]]]
-    """
-    return x[(..., *(slice(None, None, step) for step in steps))]
-
-
 def convolve(
     x: Float[Tensor, "batch channels *spatial"],
     kernel: Float[Tensor, "outputs channels_per_group *taps"],
@@ -57,7 +38,7 @@ def convolve(
     if _errs_in_bfloat16(x, kernel, x.shape[2:], stride, dilation):
         return _widened(convolve, x, kernel, bias, stride, padding, dilation, groups)
     if torch.is_grad_enabled() and _has_wrong_gradients(kernel, stride, padding):
-        x = take_every(x, stride)
+        x = x[(..., *(slice(None, None, step) for step in stride))]
         stride = (1,) * len(stride)
     return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
 

@@ -27,6 +27,7 @@ from convattn.functional.reference import (
     query_slices,
 )
 from convattn.functional.torch_modes import (
+    KEPT_BYTES,
     at_least_float32,
     computed_again,
     is_accelerator,
@@ -65,7 +66,7 @@ def filter_images(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k]; `kernels` hold g_h[δ] at δ modulo the length.
 
-    Some channels of all heads are transformed together; for the gradient they are again.
+    Some channels of all heads are transformed together; again for the gradient if all means are many numbers.
     """
     lengths = kernels.shape[1:]
     compute = partial(_filtered, axes, lengths)
@@ -75,7 +76,10 @@ def filter_images(
     if needs_own_operations(pixels, maps, kernels, factors):
         y = compute(images, matrices, conjugates, factors)
     else:
-        compute = computed_again(compute)
+        # autograd keeps means in float64 and float32, and transforms of the images
+        each = 12 * factors.numel() + 16 * conjugates[0].numel()
+        if pixels.shape[:2].numel() * each > KEPT_BYTES:
+            compute = computed_again(compute)
         at_once, in_groups, in_channels = _sizes_at_a_time(images, len(maps), lengths)
         by_image = []
         for some in images.split(at_once):

@@ -10,7 +10,6 @@ mask that learns is taken by one of its roads, some images at a time where it di
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any, final
 
 import torch
@@ -24,7 +23,8 @@ from convattn.functional.reference import (
     displacement_places,
     displacement_scores,
     normal_weights,
-    windows_of_queries,
+    places_along,
+    scores_of_features,
 )
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
@@ -75,46 +75,30 @@ class Mask:
         """Returns the scores of every key and of those queries which the slice is, looked up in the tables."""
         own = tables[: len(self.own)]
         features = tables[len(self.own) :]
-        if is_accelerator(query.device):
-            assert some == slice(None)
-            return self._windows(query, own, features)
-        parts: Sequence[Sequence[Axis]] = [self.axes]
-        queries: Sequence[slice | Tensor] = [some]
-        if max(len(own), len(features)) > 1:
-            parts = [(axis,) for axis in self.axes]
-            sizes = [len(axis.queries) for axis in self.axes]
-            numbers = torch.arange(prod(sizes), device=query.device)
-            queries = torch.unravel_index(numbers[some], sizes)
+        device = query.device
+        parts: Sequence[Sequence[Axis]] = [(axis,) for axis in self.axes]
+        places = places_along(self.axes, some, device)
+        if max(len(own), len(features)) == 1:
+            parts = [self.axes]
+            places = [displacement_places(self.axes, some, device)]
         total = query.new_zeros(*query.shape[:3], 1)
-        for number, (axes, along) in enumerate(zip(parts, queries, strict=True)):
-            places = displacement_places(axes, along, query.device)
+        for number, (axes, of_axes) in enumerate(zip(parts, places, strict=True)):
             row = query.new_zeros(())
             if own:
-                row = own[number].index_select(1, places.flatten()).unflatten(1, places.shape)[None]
+                row = _looked_up(own[number], axes, of_axes)[None]
             if features:
-                row = row + _looked_up(query, features[number], places)
+                row = row + scores_of_features(query, features[number], of_axes)
             total = (total[..., None] + row[..., None, :]).flatten(-2)
-        return total
-
-    def _windows(self, query: Tensor, own: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        """Looks scores of all displacements up in windows of the tables, without index tensors."""
-        spans = [axis.span for axis in self.axes]
-        total = query.new_zeros(())
-        for table in own:
-            total = total + displacement_scores(table.unflatten(1, spans), self.axes)[None]
-        for table in features:
-            total = total + windows_of_queries(query @ table.mT, self.axes)
         return total
 
 
 def _looked_up(
-    query: Tensor,
-    features: Tensor,
-    places: Tensor,
-) -> Float[Tensor, "images heads queries keys"]:
-    """Computes q·r_δ for every displacement, and looks those of each query up."""
-    seen = query @ features.mT
-    return seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
+    table: Float[Tensor, "heads _"], axes: Sequence[Axis], places: Tensor
+) -> Float[Tensor, "heads queries keys"]:
+    """Looks scores up; those of all queries as windows on a GPU, whose gradient is the same each time."""
+    if is_accelerator(table.device):
+        return displacement_scores(table.unflatten(1, [axis.span for axis in axes]), axes)
+    return table.index_select(1, places.flatten()).unflatten(1, places.shape)
 
 
 def fused_attention(

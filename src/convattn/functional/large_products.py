@@ -4,7 +4,7 @@
     times pixels, channels last   →  (images, queries, heads · channels)
     times all W_h, side by side   →  (images, queries, outputs)
 
-Nothing is moved between the two products, and the gradient of the weights is a product, too. Where attention is left as
+Where attention is left as
 a product over axes, all heads attend along the rows in one product, then along the columns. Images that do not fit the
 memory, on a CPU the cache, go through in parts, and are computed again for the gradient.
 """
@@ -12,7 +12,6 @@ memory, on a CPU the cache, go through in parts, and are computed again for the 
 from collections.abc import Sequence
 from functools import partial
 from math import gcd, prod
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -23,7 +22,6 @@ from torch.nn import functional
 from convattn.functional.reference import attend_by_axis
 from convattn.functional.torch_modes import (
     at_least_float32,
-    backward_to_differentiate,
     computed_again,
     is_accelerator,
     needs_own_operations,
@@ -86,14 +84,8 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tenso
 def _of_all_pairs(groups: int, keys: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
     rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
     pixels = keys.flatten(2).mT
-    if torch.compiler.is_compiling() or needs_own_operations(rows, pixels):
-        mixed = rows @ pixels
-    else:
-        mixed = _Rows.apply(rows, pixels)
+    mixed = rows @ pixels
     queries = weight.shape[1]
-    if groups == 1:
-        by_query = mixed.unflatten(1, (queries, -1)).flatten(2)
-        return functional.linear(by_query, _side_by_side(maps, keys.dtype)).mT
     pattern = "batch (queries heads) (groups channels) -> groups (batch queries) (heads channels)"
     by_group = rearrange(mixed, pattern, queries=queries, groups=groups)
     matrices = rearrange(
@@ -110,30 +102,3 @@ def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs in
 def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Copies into one block of memory, and into a dtype by the way."""
     return x.to(dtype, memory_format=torch.contiguous_format)
-
-
-class _Rows(torch.autograd.Function):
-    """Multiplies the same rows with the pixels of each image; the gradient of the rows is one product of all images."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Float[Tensor, "rows keys"],
-        pixels: Float[Tensor, "batch keys channels"],
-    ) -> Float[Tensor, "batch rows channels"]:
-        ctx.save_for_backward(rows, pixels)
-        return torch.bmm(rows.expand(len(pixels), -1, -1), pixels)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rows, pixels = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            inputs = (rows, pixels)
-            return tuple(backward_to_differentiate(torch.matmul, inputs, needed, gradient))
-        by_rows = by_pixels = None
-        if needed[0]:
-            by_rows = gradient.transpose(0, 1).flatten(1) @ pixels.transpose(1, 2).flatten(0, 1)
-        if needed[1]:
-            by_pixels = torch.bmm(rows.mT.expand(len(pixels), -1, -1), gradient)
-        return by_rows, by_pixels

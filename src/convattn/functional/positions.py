@@ -22,7 +22,7 @@ from torch.nn import functional
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ShapeError, must_be
-from convattn.functional.reference import displacement_scores, windows_of_queries
+from convattn.functional.reference import displacement_scores, places_along, scores_of_features
 from convattn.functional.torch_modes import (
     at_least_float32,
     missing_channels,
@@ -277,12 +277,9 @@ def feature_channels(
     axes: Sequence[Axis],
 ) -> Float[Tensor, "images heads queries channels"]:
     """Returns the queries' channels of scores q·r_δ, from one table of vectors r_δ per axis."""
-    sizes = [len(axis.queries) for axis in axes]
     parts = []
-    for number, (table, axis) in enumerate(zip(features, axes, strict=True)):
-        seen = (query @ table.mT).unflatten(2, sizes).movedim(2 + number, -2)
-        windows = windows_of_queries(seen, (axis,)).movedim(-2, 2 + number)
-        parts.append(windows.flatten(2, -2))
+    for table, places in zip(features, places_along(axes, device=query.device), strict=True):
+        parts.append(scores_of_features(query, table, places))
     return torch.cat(parts, dim=-1)
 
 

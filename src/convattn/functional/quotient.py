@@ -53,7 +53,6 @@ def kernel_means(
     axes: Sequence[Axis],
     *,
     present: Bool[Tensor, "batch *keys"] | None = None,
-    divisors: Float[Tensor, "batch_or_one heads *queries"] | None = None,
 ) -> Float[Tensor, "batch heads channels *queries"]:
     """Takes the means of pixels under each head's kernel.
 
@@ -63,7 +62,6 @@ def kernel_means(
         lows: Displacement of the first tap along each axis, in pixels.
         axes: Queries and keys along each axis.
         present: Which keys count; None means all.
-        divisors: What `kernel_divisors` gives for these arguments, if it is there already.
 
     Returns:
         The means, in the wider of the dtypes of pixels and kernels; 0 where no weight is left.
@@ -73,8 +71,7 @@ def kernel_means(
         >>> kernel_means(x.view(1, 1, 1, 4), [kernel], [-1], [Axis(range(4), 4)]).flatten().tolist()
         [4.0, 6.0, 5.0, 5.0]
     """
-    if divisors is None:
-        divisors = kernel_divisors(kernels, lows, axes, present)
+    divisors = _kernel_divisors(kernels, lows, axes, present)
     if present is not None:
         x = x * present[:, None, None]
     return weighted_sums(x, kernels, lows, axes) / divisors[:, :, None]
@@ -104,7 +101,7 @@ def weighted_sums(
     return sums.unflatten(1, (heads, channels))
 
 
-def kernel_divisors(
+def _kernel_divisors(
     kernels: Sequence[Float[Tensor, "heads *taps"]],
     lows: Sequence[int],
     axes: Sequence[Axis],

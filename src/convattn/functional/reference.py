@@ -18,6 +18,7 @@ from convattn.encodings.encoding import compute_parameters
 from convattn.functional.torch_modes import (
     at_least_float32,
     is_accelerator,
+    needs_own_operations,
     without_autocast,
 )
 from convattn.grid import Axis, Geometry
@@ -109,7 +110,8 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    if is_accelerator(table.device):
+    learns = table.requires_grad or needs_own_operations(table)
+    if is_accelerator(table.device) or not learns:
         return _windows(table, axes)
     # on a CPU the gradient by numbers of places takes a quarter of the time of that by windows (32 x 32)
     places = displacement_places(axes, device=table.device)
@@ -125,42 +127,6 @@ def _windows(
         windows = windows.unfold(dim, axis.keys, axis.queries.step)
     dims = len(axes)
     return windows.flip(tuple(range(1, 1 + dims))).flatten(1, dims).flatten(2)
-
-
-def windows_of_queries(
-    scores: Float[Tensor, "*many queries displacements"], axes: Sequence[Axis]
-) -> Float[Tensor, "*many queries keys"]:
-    """Takes, from each query's scores of all displacements, those that lead to keys, in views and copies alone.
-
-    Args:
-        scores: Scores; queries and displacements are flattened in row-major order.
-        axes: Queries and keys along each axis.
-
-    Returns:
-        Scores; keys are flattened.
-    """
-    dims = len(axes)
-    moved = scores.unflatten(-1, [axis.span for axis in axes])
-    moved = moved.unflatten(-1 - dims, [len(axis.queries) for axis in axes])
-    for number, axis in enumerate(axes):
-        places = (number - 2 * dims, number - dims)
-        moved = _windows_of_rows(moved.movedim(places, (-2, -1)), axis)
-        moved = moved.movedim((-2, -1), places)
-    return moved.flatten(-dims).flatten(-1 - dims, -2)
-
-
-def _windows_of_rows(
-    scores: Float[Tensor, "*many queries displacements"], axis: Axis
-) -> Float[Tensor, "*many queries keys"]:
-    """Does so along one axis: each row is seen a step farther left than the row above."""
-    queries, displacements = scores.shape[-2:]
-    if queries == 1:
-        return scores
-    step = axis.queries.step
-    row = displacements - step
-    first = step * (queries - 1)
-    moved = scores.flatten(-2)[..., first : first + queries * row]
-    return moved.unflatten(-1, (queries, row))[..., : axis.keys]
 
 
 def displacement_places(
@@ -187,6 +153,29 @@ def displacement_places(
         of_queries = (axis.span * of_queries[:, None] + queries).flatten()
         of_keys = (axis.span * of_keys[:, None] + keys).flatten()
     return of_keys - of_queries[some][:, None]
+
+
+def places_along(
+    axes: Sequence[Axis], some: slice = slice(None), device: torch.device | None = None
+) -> list[Int[Tensor, "queries keys"]]:
+    """Returns, for each axis alone, where displacements from some queries of all axes are in its table."""
+    sizes = [len(axis.queries) for axis in axes]
+    numbers = torch.arange(math.prod(sizes), device=device)[some]
+    places = []
+    for number, axis in enumerate(axes):
+        along = numbers // math.prod(sizes[number + 1 :]) % sizes[number]
+        places.append(displacement_places((axis,), along, device))
+    return places
+
+
+def scores_of_features(
+    query: Float[Tensor, "images heads queries width"],
+    features: Float[Tensor, "heads_or_one displacements width"],
+    places: Int[Tensor, "queries keys"],
+) -> Float[Tensor, "images heads queries keys"]:
+    """Computes q·r_δ for every displacement, and looks those of each query up."""
+    seen = query @ features.mT
+    return seen.gather(-1, places.expand(*seen.shape[:-2], -1, -1))
 
 
 def attention_weights(
@@ -510,21 +499,13 @@ def combine_heads(
     Returns:
         The output channels at each query.
     """
-    return _combine_heads_first(mixed.transpose(0, 1), maps, groups)
-
-
-def _combine_heads_first(
-    mixed: Float[Tensor, "heads batch channels *queries"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int,
-) -> Float[Tensor, "batch outputs *queries"]:
     pattern = "heads batch groups channels queries, heads groups outputs channels"
     combined = einsum(
-        mixed.flatten(3).unflatten(2, (groups, -1)),
+        mixed.transpose(0, 1).flatten(3).unflatten(2, (groups, -1)),
         maps.unflatten(1, (groups, -1)),
         f"{pattern} -> batch groups outputs queries",
     )
-    return combined.reshape(mixed.shape[1], maps.shape[1], *mixed.shape[3:])
+    return combined.reshape(mixed.shape[0], maps.shape[1], *mixed.shape[3:])
 
 
 def add_bias(
@@ -553,7 +534,7 @@ def attend_by_axis(
     Returns:
         Output channels at each query.
     """
-    return _combine_heads_first(means_by_axis(weights, keys), maps, groups)
+    return combine_heads(means_by_axis(weights, keys).transpose(0, 1), maps, groups)
 
 
 def means_by_axis(

@@ -1,12 +1,12 @@
 """Attention in tiles of the queries, so that intermediate results stay in the cache.
 
-    pixels of an image                   (keys, channels, keys)
-    along the first axis, some heads  →  (heads, queries, channels, keys)
-    along the last axis               →  (heads, queries, channels, queries)
-    times W_h, summed over heads      →  (queries, outputs, queries)
+    pixels of some images              (keys, images, channels, keys)
+    along the first axis, some heads   (heads, queries, images, channels, keys)
+    along the last axis                (heads, queries, images, channels, queries)
+    a row for each channel of a head   (heads channels, queries images queries): one product with their W_h
 
-Channels lie between the axes, so that products are large if channels are few; if they are many, they lie last. Queries
-are computed over the keys that matter to them. For gradients, intermediate results are computed again.
+Channels lie between the axes, so that products are large if channels are few. Queries are computed over the keys that
+matter to them. For gradients, intermediate results are computed again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
@@ -29,13 +28,12 @@ from convattn.functional.torch_modes import (
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
 
-_SHORT = 32
-_SHORTER = 16
-"""Queries along an axis whose keys are found together, if channels lie last, and else: enough for matrix products to
-run at speed, few enough for their keys to be few."""
+_SHORT = 16
+"""Queries along an axis whose keys are found together: enough for matrix products to run at speed, few enough for their
+keys to be few."""
 
-_MANY = 1 / 2
-"""Channels by keys along the last axis above which channels lie last."""
+_LONG = 64
+"""The same for images of one axis, whose products are over all channels of the images."""
 
 WORTHWHILE = 0.6
 """Share of all keys below which short tiles along an axis after the first pay for their calls."""
@@ -48,16 +46,7 @@ def attention_in_tiles(
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `separable_attention`, with weights in the dtype of the keys."""
-    several = len(weights) > 1
-    if not several:  # one row of pixels, the same for all heads
-        weights = [torch.ones_like(weights[0][:1, :1, :1]), *weights]
-        keys = keys[:, :, None]
-    order = (2, 0)
-    if keys.shape[1] > _MANY * keys.shape[-1]:
-        order = (1, -1)
-    pixels = keys.movedim(*order).contiguous()
-    y = _Product.apply(pixels, maps, groups, order, *weights).movedim(*order[::-1])
-    return y if several else y[:, :, 0]
+    return _Product.apply(keys.movedim(2, 0).contiguous(), maps, groups, *weights)
 
 
 class _Product(torch.autograd.Function):
@@ -69,70 +58,83 @@ class _Product(torch.autograd.Function):
         pixels: Tensor,
         maps: Tensor,
         groups: int,
-        order: tuple[int, int],
         *weights: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(pixels, maps, *weights)
-        ctx.groups, ctx.order = groups, order
-        means = _Means(weights, pixels, order)
+        ctx.groups = groups
+        means = _Means(weights, pixels, groups)
+        matrices = of_groups(maps, groups)
         queries = [weight.shape[1] for weight in weights]
-        images = pixels.new_empty(means.images, maps.shape[1], *queries)
-        y = pixels.new_zeros(images.movedim(*order).shape)
-        for tile in means.tiles:
-            part = means.part(y, tile.images, tile.rows.queries)
-            total = part
-            if not part.is_contiguous():
-                total = means.workspace.get("total", *part.shape).copy_(part)
-            mixed = means.stages(tile)[-1]
-            add_heads(means.by_channel(total), mixed, maps[tile.heads], groups)
-            if total is not part:
-                part.copy_(total)
+        y = pixels.new_empty(pixels.shape[1], maps.shape[1], *queries)
+        outputs = _by_channel(y, groups)
+        for images, rows, tiles in means.blocks():
+            part = outputs[:, :, rows, images]
+            total = means.workspace.like("total", part).zero_().flatten(2)
+            for tile in tiles:
+                mixed = means.rows(tile, means.stages(tile)[-1])
+                for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
+                    if matrix.shape[1:] == (1, 1):  # in a fifth of the time
+                        total.addcmul_(matrix, of_head)
+                    else:
+                        total.baddbmm_(matrix, of_head)
+            part.copy_(total.view(part.shape))
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         pixels, maps, *weights = ctx.saved_tensors
-        needs_pixels, needs_maps, _, _, *needs_weights = ctx.needs_input_grad
+        needs_pixels, needs_maps, _, *needs_weights = ctx.needs_input_grad
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             by_pixels, by_maps, *by_weights = backward_to_differentiate(
-                partial(_as_products, ctx.groups, ctx.order),
+                partial(_as_products, ctx.groups),
                 (pixels, maps, *weights),
                 (needs_pixels, needs_maps, *needs_weights),
                 gradient,
             )
-            return by_pixels, by_maps, None, None, *by_weights
-        gradient = gradient.contiguous()
-        means = _Means(weights, pixels.contiguous(), ctx.order)
-        by_pixels = pixels.new_zeros(pixels.shape) if needs_pixels else None
+            return by_pixels, by_maps, None, *by_weights
+        means = _Means(weights, pixels, ctx.groups)
+        matrices = of_groups(maps, ctx.groups)
         by_maps = torch.zeros_like(maps) if needs_maps else None
+        by_pixels = pixels.new_zeros(pixels.shape) if needs_pixels else None
         by_weights = []
         for weight, needed in zip(weights, needs_weights, strict=True):
             by_weights.append(torch.zeros_like(weight) if needed else None)
-        for tile in means.tiles:
-            part = means.part(gradient, tile.images, tile.rows.queries)
-            upstream = means.by_channel(part.contiguous())
-            stages = means.stages(tile)
-            of_heads = maps[tile.heads]
-            if by_maps is not None:
-                maps_backward(upstream, stages[-1], ctx.groups, into=by_maps[tile.heads])
-            if by_pixels is not None or any(needs_weights):
-                heads_backward(upstream, of_heads, ctx.groups, out=stages[-1])
+        outputs = _by_channel(gradient, ctx.groups)
+        for images, rows, tiles in means.blocks():
+            part = outputs[:, :, rows, images]
+            upstream = means.workspace.like("upstream", part).copy_(part).flatten(2)
+            for tile in tiles:
+                stages = means.stages(tile)
+                mixed = means.rows(tile, stages[-1])
+                if by_maps is not None:
+                    into = of_groups(by_maps, ctx.groups)[tile.heads]
+                    for by_matrix, of_head in zip(into, mixed, strict=True):
+                        by_matrix.baddbmm_(upstream, of_head.mT)
+                for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
+                    torch.bmm(matrix.mT, upstream, out=of_head)
                 means.backward(tile, stages, by_pixels, by_weights)
-        return by_pixels, by_maps, None, None, *by_weights
+        return by_pixels, by_maps, None, *by_weights
 
 
-def _as_products(
-    groups: int,
-    order: tuple[int, int],
-    pixels: Tensor,
-    maps: Tensor,
-    *weights: Tensor,
-) -> Tensor:
+def _as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_Product` does, in operations that torch can differentiate."""
-    keys = pixels.movedim(*order[::-1])
-    of_heads = [weight.expand(len(maps), -1, -1) for weight in weights]
-    y = attend_by_axis(of_heads, keys, maps, groups)
-    return y.movedim(*order)
+    return attend_by_axis(weights, pixels.movedim(0, 2), maps, groups)
+
+
+def of_groups(
+    maps: Float[Tensor, "heads outputs channels_per_group"], groups: int
+) -> Float[Tensor, "heads groups outputs_per_group channels_per_group"]:
+    """Views the blocks of matrices."""
+    return maps.unflatten(1, (groups, -1))
+
+
+def _by_channel(
+    images: Float[Tensor, "batch channels rows *others"], groups: int
+) -> Float[Tensor, "groups channels_per_group rows batch others"]:
+    """Views contiguous images with their channels first."""
+    batch, channels, rows = images.shape[:3]
+    sizes = (batch, groups, channels // groups, rows, prod(images.shape[3:]))
+    return images.contiguous().view(sizes).permute(1, 2, 3, 0, 4)
 
 
 class Window(NamedTuple):
@@ -148,7 +150,7 @@ def _whole(weight: Float[Tensor, "heads queries keys"]) -> Window:
 
 
 class _Tile(NamedTuple):
-    """What is computed together; if channels lie last, several heads of one image or one head of several."""
+    """What is computed together."""
 
     images: slice
     heads: slice
@@ -185,6 +187,12 @@ def axis_tiles(
     return cuts
 
 
+def _even(length: int, most: int) -> list[slice]:
+    """Cuts positions into chunks of about one size."""
+    parts = max(1, -(-length // most))
+    return chunks(length, max(1, -(-length // parts)))
+
+
 class _Workspace:
     """Memory that is reused within one call, with the dtype and device of a given tensor."""
 
@@ -200,58 +208,48 @@ class _Workspace:
             held = self._held[name] = self._like.new_empty(size)
         return held[:size].view(shape)
 
+    def like(self, name: str, other: Tensor) -> Tensor:
+        """Returns such a tensor in the shape of another."""
+        return self.get(name, *other.shape)
+
 
 class _Means:
     """Weighted means of the pixels, in memory that every tile uses again.
 
-    Pixels are (images, rows, other axes, channels) or (rows, images, channels, other axes).
+    Pixels are (rows, images, channels, other axes).
     """
 
-    def __init__(self, weights: Sequence[Tensor], pixels: Tensor, order: tuple[int, int]) -> None:
-        heads = len(weights[-1])
-        self.shared = len(weights[0]) < heads  # whether there is one row of pixels
-        self.weights = [weight.expand(heads, -1, -1) for weight in weights]
+    def __init__(self, weights: Sequence[Tensor], pixels: Tensor, groups: int) -> None:
+        self.weights = weights
         self.pixels = pixels
-        self.last = order[1] == -1  # whether channels lie last
-        self.short = _SHORT if self.last else _SHORTER
-        self.images = pixels.shape[0 if self.last else 1]
+        self.groups = groups
         self.workspace = _Workspace(pixels)
-        self.tiles = list(self._tiles())
-
-    def _tiles(self) -> Iterator[_Tile]:
-        """Cuts the call into tiles."""
-        heads, queries, _ = self.weights[0].shape
-        images = self.images
-        together = 1
-        length = min(queries, self.short)
-        row = length * self.pixels.shape[-1 if self.last else 2]
-        for weight in self.weights[1:]:
+        heads, queries, _ = weights[0].shape
+        self.length = min(queries, _SHORT if len(weights) > 1 else _LONG)
+        row = self.length * pixels.shape[2] * pixels.element_size()
+        for weight in weights[1:]:
             row *= max(weight.shape[1:])
-        fitting = max(1, _CACHE // max(1, row * self.pixels.element_size()))
-        if self.last and images > 1:
-            images = fitting
-        else:
-            together = -(-heads // -(-heads // fitting))  # so that parts are about as large
-            images = fitting // together
-        parts = chunks(heads, together)
-        first, *others = self.weights
-        rows = self._windows(first, parts, length)
-        cuts = [self._windows(weight, parts) for weight in others]
-        windows = list(zip(*cuts, strict=True))
-        for several in chunks(self.images, images):
-            for same_queries in zip(*rows, strict=True):
-                for tile in zip(parts, same_queries, windows, strict=True):
-                    yield _Tile(several, *tile)
+        fitting = max(1, _CACHE // max(1, row))
+        self.heads = _even(heads, fitting)
+        together = self.heads[0].stop
+        self.images = _even(pixels.shape[1], max(1, fitting // together))
 
-    def _windows(
-        self,
-        weight: Tensor,
-        parts: Sequence[slice],
-        length: int | None = None,
-    ) -> list[list[Window]]:
+    def blocks(self) -> Iterator[tuple[slice, slice, list[_Tile]]]:
+        """Yields images, rows of queries, and their tiles, one for each part of the heads."""
+        first, *others = self.weights
+        rows = self._windows(first, self.length)
+        parts = list(zip(self.heads, *map(self._windows, others), strict=True))
+        for images in self.images:
+            for same_queries in zip(*rows, strict=True):
+                tiles = []
+                for (heads, *windows), row in zip(parts, same_queries, strict=True):
+                    tiles.append(_Tile(images, heads, row, windows))
+                yield images, same_queries[0].queries, tiles
+
+    def _windows(self, weight: Tensor, length: int | None = None) -> list[list[Window]]:
         """Cuts an axis into tiles of a length; into short ones, if that pays, where none is given."""
         negligible = torch.finfo(weight.dtype).eps / 64
-        cuts = axis_tiles(weight.detach(), negligible, length or self.short, parts)
+        cuts = axis_tiles(weight.detach(), negligible, length or _SHORT, self.heads)
         if length is None:
             for number, tiles in enumerate(cuts):
                 used = sum(tile.keys.stop - tile.keys.start for tile in tiles)
@@ -259,52 +257,50 @@ class _Means:
                     cuts[number] = [_whole(weight)]
         return cuts
 
-    def part(self, x: Tensor, images: slice, rows: slice) -> Tensor:
-        """Views some rows of some images."""
-        return x[images, rows] if self.last else x[rows, images]
-
-    def by_channel(self, part: Tensor) -> Float[Tensor, "before channels behind"]:
-        """Views pixels as matrices with a row for each channel."""
-        if self.last:
-            return part.view(1, -1, part.shape[-1]).mT
-        return part.view(-1, part.shape[2], prod(part.shape[3:]))
-
-    def along(self, axis: int, stage: Tensor) -> Float[Tensor, "heads before keys behind"]:
-        """Views means as matrices with a row for each key along the next axis."""
-        own = axis + (1 if self.last else 2)
-        behind = prod(self.pixels.shape[own + 1 :])
-        return stage.view(len(stage), -1, self.weights[axis].shape[2], behind)
+    def _along(
+        self, axis: int, heads: int, stage: Tensor
+    ) -> Float[Tensor, "heads before keys behind"]:
+        """Views means as matrices with a row for each key along an axis after the first."""
+        behind = prod(self.pixels.shape[axis + 3 :])
+        return stage.view(heads, -1, self.weights[axis].shape[2], behind)
 
     def stages(self, tile: _Tile) -> list[Tensor]:
         """Takes the means along one axis after the other; returns those after each axis.
 
-        Each is (heads, before, queries along the axis, behind), but the last (heads, before, channels, behind).
+        Each is (heads, before, queries along the axis, behind).
         """
-        heads = tile.heads.stop - tile.heads.start
-        weight, seen = self._first(tile, self.pixels)
-        if self.shared:
-            stages = [seen.view(1, -1).expand(heads, -1)]
-        else:
-            stage = self.workspace.get("mixed 0", len(seen), weight.shape[1], seen.shape[2])
-            torch.bmm(weight, seen, out=stage)
-            stages = [stage.view(heads, -1)]
+        weight, seen = self._first(tile)
+        stage = self.workspace.get("mixed 0", len(weight), seen.shape[1])
+        stages = [torch.mm(weight, seen, out=stage)]
         for axis, windows in enumerate(tile.others, start=1):
             weight = self.weights[axis][tile.heads]
-            x = self.along(axis, stages[-1])
+            x = self._along(axis, len(weight), stages[-1])
             _, before, _, behind = x.shape
-            queries = weight.shape[1]
-            stage = self.workspace.get(f"mixed {axis}", heads, before, queries, behind)
-            for own, keys in windows:
-                seen = x[:, :, keys]
-                self._mix(weight[:, own, keys], seen, stage[:, :, own])
+            stage = self.workspace.get(
+                f"mixed {axis}", len(weight), before, weight.shape[1], behind
+            )
+            for queries, keys in windows:
+                self._mix(weight[:, queries, keys], x[:, :, keys], stage[:, :, queries])
             stages.append(stage)
-        stage = stages[-1]
-        if self.last:
-            stages[-1] = stage.view(heads, 1, -1, self.pixels.shape[-1]).mT
-        else:
-            others = prod(weight.shape[1] for weight in self.weights[1:])
-            stages[-1] = stage.view(heads, -1, self.pixels.shape[2], others)
         return stages
+
+    def rows(
+        self, tile: _Tile, stage: Tensor
+    ) -> Sequence[Float[Tensor, "groups channels_per_group pixels"]]:
+        """Returns, for each head, a row for each channel: copied, or views of one axis's means."""
+        seen = self._rows_of(tile, stage)
+        if len(self.weights) > 1:
+            seen = self.workspace.like("rows", seen).copy_(seen)
+        return [of_head.flatten(2) for of_head in seen]
+
+    def _rows_of(self, tile: _Tile, stage: Tensor) -> Tensor:
+        """Views the last means with heads, groups and channels first."""
+        heads = tile.heads.stop - tile.heads.start
+        images = tile.images.stop - tile.images.start
+        channels = self.pixels.shape[2] // self.groups
+        others = prod(weight.shape[1] for weight in self.weights[1:])
+        apart = stage.view(heads, -1, images, self.groups, channels, others)
+        return apart.permute(0, 3, 4, 1, 2, 5)
 
     def backward(
         self,
@@ -313,15 +309,18 @@ class _Means:
         by_pixels: Float[Tensor, "_ _ *_"] | None,
         by_weights: Sequence[Float[Tensor, "heads _ _"] | None],
     ) -> None:
-        """Backpropagates from the last stage, which holds its gradient, and adds to the gradients that are not None."""
-        gradient = stages[-1].mT if self.last else stages[-1]
+        """Backpropagates from the gradient of the rows, and adds to the gradients that are not None."""
+        if len(stages) > 1:
+            into = self._rows_of(tile, stages[-1])
+            into.copy_(self.workspace.like("rows", into))
+        gradient = stages[-1]
         for axis in reversed(range(1, len(self.weights))):
             weight = self.weights[axis][tile.heads]
             by_weight = by_weights[axis]
             windows = tile.others[axis - 1]
-            x = self.along(axis, stages[axis - 1])
+            x = self._along(axis, len(weight), stages[axis - 1])
             upstream = gradient.view(*x.shape[:2], -1, x.shape[3])
-            gradient = self.workspace.get(f"back {axis}", *x.shape)
+            gradient = self.workspace.like(f"back {axis}", x)
             add = windows != [_whole(weight)]
             if add:
                 gradient.zero_()
@@ -332,15 +331,15 @@ class _Means:
                     by_weight[tile.heads, queries, keys] += self._sum_of_products(above, seen)
                 back = weight[:, queries, keys].mT
                 self._mix(back, above, gradient[:, :, keys], add=add)
-        weight, seen = self._first(tile, self.pixels)
-        upstream = gradient.view(len(seen), weight.shape[1], -1)
+        weight, seen = self._first(tile)
+        upstream = gradient.view(len(weight), -1)
+        queries, keys = tile.rows
         if by_weights[0] is not None:
-            queries, keys = tile.rows
-            into = by_weights[0][tile.heads, queries, keys]
-            products = self._products(upstream, seen.mT)
-            into += products.sum(0).view(into.shape)
+            by_weight = by_weights[0][tile.heads, queries, keys]
+            by_weight += (upstream @ seen.mT).view(by_weight.shape)
         if by_pixels is not None:
-            self._first(tile, by_pixels)[1].baddbmm_(weight.mT, upstream)
+            part = by_pixels[keys, tile.images]
+            part += (weight.mT @ upstream).view(part.shape)
 
     def _mix(
         self,
@@ -388,88 +387,8 @@ class _Means:
         out = self.workspace.get("products", *left.shape[:2], right.shape[2])
         return torch.bmm(left, right, out=out)
 
-    def _first(self, tile: _Tile, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the weights along the first axis, the same for each image, and a view of what they are times."""
+    def _first(self, tile: _Tile) -> tuple[Tensor, Tensor]:
+        """Returns the weights along the first axis, and the pixels that they are times."""
         queries, keys = tile.rows
         weight = self.weights[0][tile.heads, queries, keys].flatten(0, 1)
-        part = self.part(pixels, tile.images, keys)
-        seen = part.flatten(2) if self.last else part.flatten(1)[None]
-        return weight.expand(len(seen), -1, -1), seen
-
-
-def add_heads(
-    out: Float[Tensor, "before outputs behind"],
-    mixed: Float[Tensor, "heads before channels behind"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int,
-) -> None:
-    """Adds each head's matrix times its pixels: out += Σ_h W_h · mixed_h."""
-    if groups == out.shape[1] == mixed.shape[2]:
-        for of_head, weight in zip(mixed, maps, strict=True):
-            out.addcmul_(of_head, weight)
-        return
-    parts = _split(out, groups)
-    seen = _split(mixed, groups)
-    matrices = _blocks(maps, len(out), groups)
-    for of_head, matrix in zip(seen, matrices, strict=True):
-        parts.baddbmm_(matrix, of_head)
-
-
-def heads_backward(
-    gradient: Float[Tensor, "before outputs behind"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int,
-    *,
-    out: Float[Tensor, "heads before channels behind"],
-) -> None:
-    """Writes the gradient of `add_heads` with respect to the mixed pixels into `out`."""
-    if groups == gradient.shape[1] == out.shape[2]:
-        torch.mul(gradient, maps[:, None], out=out)
-        return
-    upstream = _split(gradient, groups)
-    seen = _split(out, groups)
-    matrices = _blocks(maps, len(gradient), groups)
-    for of_head, matrix in zip(seen, matrices, strict=True):
-        torch.bmm(matrix.mT, upstream, out=of_head)
-
-
-def maps_backward(
-    gradient: Float[Tensor, "before outputs behind"],
-    mixed: Float[Tensor, "heads before channels behind"],
-    groups: int,
-    *,
-    into: Float[Tensor, "heads outputs channels_per_group"],
-) -> None:
-    """Adds the gradient of `add_heads` with respect to the heads' matrices to `into`."""
-    if len(gradient) == 1:
-        pattern = "(groups channels) behind -> groups channels behind"
-        upstream = rearrange(gradient[0], pattern, groups=groups)
-        for of_head, weight in zip(mixed, into, strict=True):
-            seen = rearrange(of_head[0], pattern, groups=groups)
-            weight.unflatten(0, (groups, -1)).baddbmm_(upstream, seen.mT)
-        return
-    # Copied, so that one product takes all pixels and heads: sums over small products take up to three times as long.
-    pattern = "before (groups outputs) behind -> groups outputs (before behind)"
-    upstream = rearrange(gradient, pattern, groups=groups)
-    pattern = "heads before (groups channels) behind -> groups (heads channels) (before behind)"
-    seen = rearrange(mixed, pattern, groups=groups)
-    products = torch.bmm(upstream, seen.mT)
-    pattern = "groups outputs (heads channels) -> heads (groups outputs) channels"
-    into += rearrange(products, pattern, heads=len(mixed))
-
-
-def _split(
-    x: Float[Tensor, "*heads before channels behind"], groups: int
-) -> Float[Tensor, "*heads parts channels_per_group behind"]:
-    pattern = "... before (groups channels) behind -> ... (before groups) channels behind"
-    return rearrange(x, pattern, groups=groups)
-
-
-def _blocks(
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    before: int,
-    groups: int,
-) -> Float[Tensor, "heads parts outputs_per_group channels_per_group"]:
-    """Repeats the blocks of each matrix for all that is before the channels."""
-    pattern = "heads (groups outputs) channels -> heads (before groups) outputs channels"
-    return repeat(maps, pattern, before=before, groups=groups)
+        return weight, self.pixels[keys, tile.images].flatten(1)

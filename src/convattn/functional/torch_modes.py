@@ -34,7 +34,8 @@ PIECE_BYTES = 1 << 22
 """Bytes of scores, weights or means that are worked on at a time on a CPU."""
 
 KEPT_BYTES = 1 << 26
-"""Bytes of all weights of a call up to which a CPU keeps them: a step with content takes 0.8 to 0.9 of the time."""
+"""Bytes of all weights, or means, of a call up to which they are kept: a step with content takes 0.8 to 0.9 of the time
+on a CPU, one with transforms 0.7."""
 
 _SHARE = 64
 """Share of a GPU's memory that these may take: 1.2 GiB of 80, so that one image or a hundred are one piece."""

@@ -34,11 +34,11 @@ from convattn.heads.head_report import (
     Control,
     HeadReport,
     LayerReport,
+    call_name,
     weight_digests,
 )
 from convattn.heads.head_sums import NO_POSITION, has_positions
 from convattn.heads.jackknife import GROUPS, held_out
-from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import Watcher
@@ -110,13 +110,14 @@ def analyze(
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
     require_network("model", model)
-    samples = _require(images, kernel_size, controls)
-    image_shape = tuple(next(iter(_image(samples, 0).values())).shape)
+    inputs = _require(images, kernel_size, controls)
+    first_input = next(iter(inputs.values()))
+    image_count, image_shape = len(first_input), tuple(first_input[0].shape)
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in survey(model) if layer.refused]
-    counts = {MEASURED: len(samples)}
-    counts |= {name: control_count(len(samples)) for name in CONTROLS if name in controls}
+    counts = {MEASURED: image_count}
+    counts |= {name: control_count(image_count) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
@@ -125,7 +126,7 @@ def analyze(
             if name == SHUFFLED:
                 first = next(iter(runs[MEASURED].layers.values()))
                 grid = first.pairs.layout.grid
-                if isinstance(samples[0], Mapping) or not can_shuffle(image_shape, grid):
+                if _ONLY not in inputs or not can_shuffle(image_shape, grid):
                     notes.append(f"{SHUFFLED}: {image_shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
@@ -135,15 +136,15 @@ def analyze(
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
             runs[name] = Run(count, layers, kernel_size)
-            image = partial(_image, samples, grid=grid)
+            image = partial(_image, inputs, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     return HeadReport(
         model=type(model).__name__,
-        images=len(samples),
+        images=image_count,
         control_images=max((run.count for run in runs.values()), default=0),
         image_shape=image_shape,
-        groups=min(GROUPS, len(samples)),
+        groups=min(GROUPS, image_count),
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
@@ -154,11 +155,16 @@ def analyze(
     )
 
 
-def _require(images: Any, kernel_size: int, controls: Any) -> Any:
-    """Returns the images, and a mapping of inputs as a list of mappings; raises on a mistake in the arguments."""
+def _require(images: Any, kernel_size: int, controls: Any) -> dict[str, Any]:
+    """Returns the images of each input by its name; raises on a mistake in the arguments."""
+    inputs = {_ONLY: images}
+    counts: dict[str, int | None] = {}
     if isinstance(images, Mapping):
-        images = _by_sample(images)
-    if isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
+        inputs = dict(images)
+        for name, batch in images.items():
+            is_batch = isinstance(batch, Tensor) and batch.ndim
+            counts[name] = len(batch) if is_batch else None
+    elif isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
         expected = (
             "a tensor, a list of single images, or for a network of several inputs a mapping like"
             ' {"name of the argument": batch, …}'
@@ -169,9 +175,13 @@ def _require(images: Any, kernel_size: int, controls: Any) -> Any:
         raise ArgumentError(
             must_be("images", "a batch, whose first axis numbers the images", shape)
         )
-    if len(images) == 0:
+    if None in counts.values() or len(set(counts.values())) > 1:
+        raise ArgumentError(
+            f"images must hold a batch of each input, all as long, but hold {counts}"
+        )
+    if not inputs or not len(next(iter(inputs.values()))):
         raise ArgumentError("images must be at least one, but there is none")
-    for first in _image(images, 0).values():
+    for first in _image(inputs, 0).values():
         if first.numel() == 0:
             shape = tuple(first.shape)
             raise ArgumentError(must_be("images", "of at least one value each", shape))
@@ -182,34 +192,22 @@ def _require(images: Any, kernel_size: int, controls: Any) -> Any:
     for name in controls:
         if name not in CONTROLS:
             raise UnknownNameError("control", name, CONTROLS)
-    return images
-
-
-def _by_sample(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """Cuts a batch of each of several inputs into samples."""
-    counts = {}
-    for name, batch in inputs.items():
-        is_batch = isinstance(batch, Tensor) and batch.ndim
-        counts[name] = len(batch) if is_batch else None
-    if None in counts.values() or len(set(counts.values())) > 1:
-        raise ArgumentError(
-            f"images must hold a batch of each input, all as long, but hold {counts}"
-        )
-    return [dict(zip(inputs, parts, strict=True)) for parts in zip(*inputs.values(), strict=True)]
+    return inputs
 
 
 _ONLY = ""
 """Name of the input of a network that has one."""
 
 
-def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Mapping[str, Tensor]:
+def _image(
+    inputs: Mapping[str, Any], number: int, grid: tuple[int, ...] | None = None
+) -> dict[str, Tensor]:
     """Returns an image by the name of the input, shuffled if a grid is given.
 
     Raises ArgumentError unless it is a dense tensor with values.
     """
-    image = images[number]
-    inputs = image if isinstance(image, Mapping) else {_ONLY: image}
-    for key, part in inputs.items():
+    image = {key: batch[number] for key, batch in inputs.items()}
+    for key, part in image.items():
         name = f"images[{key!r}][{number}]" if key else f"images[{number}]"
         if not isinstance(part, Tensor):
             raise ArgumentError(must_be_a(name, "a tensor", part))
@@ -217,7 +215,9 @@ def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Map
             raise ArgumentError(must_be(name, "dense", part.layout))
         if part.is_meta:
             raise ArgumentError(f"{name} must have values, but is on the meta device")
-    return inputs if grid is None else {_ONLY: shuffled(inputs[_ONLY], grid, number)}
+    if grid is not None:
+        image[_ONLY] = shuffled(image[_ONLY], grid, number)
+    return image
 
 
 _SECONDS = 10.0
@@ -280,7 +280,7 @@ class Run:
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
-        watcher = Watcher(model, self._names)
+        watcher = Watcher(model, self._names, prove=like is self)
         shapes = defaultdict[str, set[tuple[int, ...]]](set)
         for start, stop in self._batches((fitted, self.count), like):
             samples = [image(number) for number in order[start:stop]]
@@ -348,10 +348,7 @@ class Run:
         call: AttentionCall,
     ) -> None:
         """Counts and adds one call of one layer; a layer whose mask is not that of the calls before is only noted."""
-        name = call.name
-        calls[name] += 1
-        if calls[name] > 1:
-            name = f"{name}{AGAIN}{calls[name]})"
+        name = call_name(call.name, calls)
         on_cpu = {key: part.cpu() for key, part in vars(call).items() if isinstance(part, Tensor)}
         call = replace(call, **on_cpu)
         if self._names is None and not has_positions(call.layout):
@@ -361,7 +358,7 @@ class Run:
             allowed = call.layout.allowed.expand(len(call.weights), -1, -1, -1)
             call = replace(call, layout=replace(call.layout, allowed=None), allowed=allowed)
         if name not in self.layers:
-            self.layers[name] = LayerMeasure(call, self._kernel_size)
+            self.layers[name] = LayerMeasure(call, self._kernel_size, self.layers.values())
         layer = self.layers[name]
         if name in self._masked or layer.pairs.fits(call.layout):
             layer.add(call, members, held_out=held_out)
@@ -389,7 +386,6 @@ def _layer_report(
     layer = main.layers[name]
     pairs = layer.pairs
     layout = pairs.layout
-    uniform_distance, _ = everywhere_alike(pairs)
     beside = []
     for control, run in controls.items():
         if name in run.layers:
@@ -404,7 +400,7 @@ def _layer_report(
         normalised=layer.normalised,
         error=layer.error,
         budget=layer.budget,
-        uniform_distance=uniform_distance,
+        uniform_distance=pairs.everywhere_alike[0],
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer_statistics(layer, radius),
         controls=tuple(beside),

@@ -6,6 +6,7 @@ determine, as the share explained where nothing varies, is nan.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,7 +28,7 @@ from convattn.heads.verdict import (
 )
 from convattn.record import Record
 from convattn.structure import network_digest
-from convattn.wording import ITSELF, counted
+from convattn.wording import ITSELF, counted, some
 
 MEASURED = "measured"
 SHUFFLED = "shuffled images"
@@ -36,6 +37,12 @@ UNTRAINED = "untrained weights"
 
 AGAIN = " (call "
 """Stands in the name of a further call of a layer, before its number."""
+
+
+def call_name(layer: str, calls: Counter[str]) -> str:
+    """Counts a call of a layer and names it: "blocks.0.attn", "blocks.0.attn (call 2)"."""
+    calls[layer] += 1
+    return layer if calls[layer] == 1 else f"{layer}{AGAIN}{calls[layer]})"
 
 
 @dataclass(frozen=True)
@@ -262,6 +269,14 @@ class HeadReport(Record):
     versions: dict[str, str]
     weights: dict[str, str] = field(repr=False)
     not_covered: tuple[str, ...] = ()
+
+    def changed_in(self, network: nn.Module) -> str:
+        """Says in which layers a network has other weights than were measured; "" if in none."""
+        digests = weight_digests(network, self.weights)
+        changed = [name for name, digest in digests.items() if digest != self.weights[name]]
+        if not changed:
+            return ""
+        return some([name for name in changed if name]) or "other layers than those measured"
 
     def layer(self, name: str) -> LayerReport:
         """Returns a layer by its name; UnknownNameError lists the names."""

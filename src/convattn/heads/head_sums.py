@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import log2
+from math import exp, log2
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -33,8 +33,8 @@ class Pairs:
     """The pairs (q, k) of a layout with a position each that its mask allows."""
 
     layout: Layout  # Where queries and keys lie
-    rows: Int64[Tensor, " rows"]  # Which queries have a position, in any of the groups
-    cols: Int64[Tensor, " cols"]  # Which keys have a position
+    rows: slice | Int64[Tensor, " rows"]  # Which queries have a position, in any of the groups
+    cols: slice | Int64[Tensor, " cols"]  # Which keys have a position
     valid: Bool[Tensor, "groups rows cols"] | None  # Which of their pairs count; None if all
     # Number of each pair's displacement; those that do not count have the last
     bins: Int64[Tensor, "groups rows cols"]
@@ -47,6 +47,35 @@ class Pairs:
         """‖δ‖ of every displacement."""
         return self.displacements.norm(dim=1)
 
+    def by_displacement(
+        self, values: Float64[Tensor, "rows pairs"], bins: Int64[Tensor, "rows pairs"]
+    ) -> Float64[Tensor, "rows displacements"]:
+        """Adds up the values of each row that have the same displacement; `bins` are the numbers of theirs."""
+        total = values.new_zeros(len(values), len(self.counts) + 1)
+        return total.scatter_add_(1, bins, values)[:, :-1]
+
+    def shared_out(
+        self, logs: Float64[Tensor, " displacements"]
+    ) -> Float64[Tensor, "groups rows cols"]:
+        """Returns weights of every pair by displacement, given as logarithms, such that those of a query sum to 1."""
+        without_pair = logs.new_full((1,), -torch.inf)
+        scores = torch.cat([logs, without_pair])[self.bins]
+        nothing = (scores == -torch.inf).all(dim=2, keepdim=True)
+        return scores.softmax(dim=2).masked_fill(nothing, 0.0)
+
+    @cached_property
+    def uniform(self) -> Float64[Tensor, "groups rows cols"]:
+        """Weights that are the same for all keys of a query."""
+        return self.shared_out(torch.zeros_like(self.counts))
+
+    @cached_property
+    def everywhere_alike(self) -> tuple[float, float]:
+        """Mean attention distance, in cells, and exp(mean entropy) of a head that looks everywhere alike."""
+        lengths = torch.cat([self.lengths, self.lengths.new_zeros(1)])
+        distances = self.uniform * lengths[self.bins]
+        entropies = -torch.xlogy(self.uniform, self.uniform)
+        return float(distances.sum() / self.queries), exp(entropies.sum() / self.queries)
+
     def within(self, radius: int) -> Int64[Tensor, " kernel"]:
         """Returns the numbers of the displacements of at most `radius` along each axis."""
         largest = self.displacements.abs().amax(dim=1)
@@ -54,12 +83,9 @@ class Pairs:
 
     def fits(self, layout: Layout) -> bool:
         """Says whether another call of the layer has the same layout, but for pairs that it alone excludes."""
-        if not self.layout.lies_like(layout):
-            return False
-        own = self.layout.allowed
-        if own is None:
-            return True
-        return layout.allowed is not None and torch.equal(own, layout.allowed)
+        if self.layout.allowed is None:
+            return self.layout.lies_like(layout)
+        return self.layout.equals(layout)
 
 
 def has_positions(layout: Layout) -> bool:
@@ -92,8 +118,8 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     displacements = torch.stack(places, dim=1) + first
     return Pairs(
         layout=layout,
-        rows=rows,
-        cols=cols,
+        rows=_stretch(rows),
+        cols=_stretch(cols),
         valid=None if bool(valid.all()) else valid.clone(),
         bins=bins,
         displacements=displacements.double() / _STEPS,
@@ -159,7 +185,7 @@ def sum_heads(
         of_heads["over_images"].append(by_group(sum_squares(apart) * unbiased))
     sums = {name: torch.stack(parts, dim=1) for name, parts in of_heads.items()}
     counted = by_group(call.weights.new_ones(images))
-    on_prefix = _select(call.weights[..., pairs.layout.key_prefix], pairs.rows, 3).double()
+    on_prefix = call.weights[..., pairs.layout.key_prefix][:, :, :, pairs.rows].double()
     if pairs.valid is not None:
         on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
     prefix_queries = pairs.layout.prefix_queries()
@@ -182,8 +208,7 @@ def attention_on_grid(
     """Returns the weights of a head for the pairs that count, and 0 for the others."""
     weights = call.weights[:, :, head]
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    weights = _select(weights, pairs.rows, 2)
-    weights = _select(weights, pairs.cols, 3)
+    weights = weights[:, :, pairs.rows][..., pairs.cols]
     return weights if pairs.valid is None else weights * pairs.valid
 
 
@@ -206,15 +231,11 @@ def _total(rows: Float[Tensor, "images groups rows"]) -> Float64[Tensor, " image
     return rows.double().sum(dim=(1, 2))
 
 
-def _select(
-    weights: Float[Tensor, "images groups *pairs"], places: Int64[Tensor, " places"], axis: int
-) -> Float[Tensor, "images groups *selected"]:
-    """Takes some of the queries or keys, without a copy where they are one stretch."""
+def _stretch(places: Int64[Tensor, " places"]) -> slice | Int64[Tensor, " places"]:
+    """Returns places in order as a slice, which takes them without a copy, if nothing is between them."""
     first = int(places[0])
-    count = len(places)
-    if int(places[-1]) - first + 1 == count:
-        return weights.narrow(axis, first, count)
-    return weights.index_select(axis, places)
+    behind = int(places[-1]) + 1
+    return slice(first, behind) if behind - first == len(places) else places
 
 
 def _by_displacement(
@@ -224,12 +245,10 @@ def _by_displacement(
     groups: int,
 ) -> Float64[Tensor, "all_groups displacements"]:
     """Adds up the weights of each displacement over the images of each group."""
-    bins = pairs.bins.flatten()
-    displacements = len(pairs.counts)
-    total = torch.zeros_like(pairs.counts).repeat(groups, 1)
     present, group_of_image = members.unique(return_inverse=True)
     sums = weights.new_zeros(len(present), *weights.shape[1:])
     sums.index_add_(0, group_of_image, weights)
-    for group, values in zip(present.tolist(), sums.double().flatten(1), strict=True):
-        total[group] = torch.bincount(bins, values, minlength=displacements + 1)[:displacements]
+    values = sums.double().flatten(1)
+    total = values.new_zeros(groups, len(pairs.counts))
+    total[present] = pairs.by_displacement(values, pairs.bins.flatten().expand_as(values))
     return total

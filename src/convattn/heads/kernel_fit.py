@@ -1,6 +1,6 @@
 """How well weights by displacement describe a head."""
 
-from math import exp, nan
+from math import nan
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -48,11 +48,10 @@ class KernelFit:
             self.logs, settled = fit_logs(total, pairs)
             self.unsettled = int((~settled).sum())
             self.squares = self.mass.new_zeros(len(self.mass), 2, 0)
-        uniform = uniform_attention(pairs)
         squares = []
         for head, logs in enumerate(self.logs):
             attention = attention_on_grid(call, pairs, head)
-            for shares in (shared_out(logs, pairs), uniform):
+            for shares in (pairs.shared_out(logs), pairs.uniform):
                 weights = (self.mass[head] * shares).to(attention.dtype)
                 squares.append(sum_squares(attention - weights))
         of_heads = torch.stack(squares).unflatten(0, (-1, 2))
@@ -76,30 +75,6 @@ class KernelFit:
         return tuple((self.mass[head] * weights).tolist())
 
 
-def shared_out(
-    logs: Float64[Tensor, " displacements"], pairs: Pairs
-) -> Float64[Tensor, "groups rows cols"]:
-    """Returns weights of every pair by displacement, given as logarithms, such that those of a query sum to 1."""
-    without_pair = logs.new_full((1,), -torch.inf)
-    scores = torch.cat([logs, without_pair])[pairs.bins]
-    nothing = (scores == -torch.inf).all(dim=2, keepdim=True)
-    return scores.softmax(dim=2).masked_fill(nothing, 0.0)
-
-
-def uniform_attention(pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
-    """Returns weights that are the same for all keys of a query."""
-    return shared_out(torch.zeros_like(pairs.counts), pairs)
-
-
-def everywhere_alike(pairs: Pairs) -> tuple[float, float]:
-    """Returns of a head that looks everywhere alike the mean attention distance, in cells, and exp(mean entropy)."""
-    weights = uniform_attention(pairs)
-    lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
-    distances = weights * lengths[pairs.bins]
-    entropies = -torch.xlogy(weights, weights)
-    return float(distances.sum() / pairs.queries), exp(entropies.sum() / pairs.queries)
-
-
 def fit_logs(
     sums: HeadSums, pairs: Pairs
 ) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
@@ -113,7 +88,8 @@ def fit_logs(
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
     largest = measured.amax(dim=1)
-    keys = _keys_by_displacement(pairs)
+    bins = pairs.bins.flatten(0, 1)
+    keys = pairs.by_displacement(torch.ones_like(bins, dtype=torch.float64), bins)  # Of each query
     weights = measured / pairs.counts
     rounds = 0
     while True:
@@ -128,13 +104,3 @@ def fit_logs(
         weights = weights * step.clamp(-1, 1).exp()
         weights = weights / weights.sum(dim=1, keepdim=True)
         rounds += 1
-
-
-def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacements"]:
-    """Returns how many keys each query has at each displacement."""
-    bins = pairs.bins.flatten(0, 1)
-    size = len(pairs.counts)
-    counts = torch.zeros(len(bins), size + 1, dtype=torch.float64, device=bins.device)
-    ones = torch.ones_like(bins, dtype=torch.float64)
-    counts.scatter_add_(1, bins, ones)
-    return counts[:, :size]

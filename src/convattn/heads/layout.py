@@ -66,6 +66,14 @@ class Layout:
         names = ("queries", "keys", "key_prefix")
         return all(torch.equal(getattr(self, name), getattr(other, name)) for name in names)
 
+    def equals(self, other: "Layout") -> bool:
+        """Tells whether all of another layout is the same."""
+        if self.allowed is None or other.allowed is None:
+            alike = self.allowed is other.allowed
+        else:
+            alike = torch.equal(self.allowed, other.allowed)
+        return alike and self.pattern == other.pattern and self.lies_like(other)
+
     def with_allowed(self, allowed: Bool[Tensor, "groups queries keys"]) -> "Layout":
         """Returns the layout with a mask; None stands for a mask that excludes nothing."""
         return replace(self, allowed=None if bool(allowed.all()) else allowed)

@@ -1,5 +1,6 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import nan
 from operator import itemgetter
@@ -13,7 +14,7 @@ from convattn.heads.convolution_fit import ConvolutionFit
 from convattn.heads.head_report import HeadStatistics, LayerStatistics
 from convattn.heads.head_sums import HeadSums, Pairs, make_pairs, sum_heads
 from convattn.heads.jackknife import GROUPS, Estimate, jackknife
-from convattn.heads.kernel_fit import KernelFit, everywhere_alike
+from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import AttentionCall
 from convattn.wording import ITSELF
 
@@ -44,12 +45,18 @@ class LayerMeasure:
         budget: What rounding explains there.
     """
 
-    def __init__(self, call: AttentionCall, kernel_size: int) -> None:
-        """Starts without images for a layer of which this is the first call, which `add` then adds."""
+    def __init__(
+        self, call: AttentionCall, kernel_size: int, others: Iterable["LayerMeasure"] = ()
+    ) -> None:
+        """Starts without images for a layer of which this is the first call, which `add` then adds.
+
+        Pairs are those of another layer with the same layout, if there is one.
+        """
         self.kind = call.kind
         self.grid_source = call.grid_source
         self.bytes = call.weights[0].numel() * 4
-        self.pairs = make_pairs(call.layout, call.name or ITSELF)
+        known = (layer.pairs for layer in others if layer.pairs.layout.equals(call.layout))
+        self.pairs = next(known, None) or make_pairs(call.layout, call.name or ITSELF)
         nothing = replace(call, weights=call.weights[:0], inputs=None, outputs=None, allowed=None)
         self.sums = sum_heads(nothing, self.pairs, torch.arange(0), GROUPS)
         self.kernels = KernelFit()
@@ -114,7 +121,7 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     hard_shifts = pairs.displacements[hardest]
     inside = pairs.within(radius or 0)
     shown = inside[:0] if radius is None else inside
-    distance, effective_positions = everywhere_alike(pairs)
+    distance, effective_positions = pairs.everywhere_alike
     directions = _Directions(total, pairs)
     samples = []
     for sample in totals:

@@ -27,6 +27,10 @@ class Proof(NamedTuple):
     budget: float  # What rounding explains
 
 
+UNPROVED = Proof(0.0, 0.0)
+"""Stands for a proof that was not asked for."""
+
+
 def prove(
     exact: Tensor, lows: list[Tensor], *results: Tensor, floor: Tensor | float = 0.0
 ) -> Proof:
@@ -50,8 +54,8 @@ def _score_roundings(
     eps ‖t‖. σ is four times that, because kernels add in other orders. The rest is that of the sum over keys.
     """
     squares = (factor * q).square() @ k.square().mT
-    relative = 4 * squares.sqrt() + weights.shape[-1] ** 0.5
-    return torch.finfo(weights.dtype).eps * (weights * relative) @ v.abs()
+    off = squares.sqrt_().mul_(4).add_(weights.shape[-1] ** 0.5).mul_(weights)
+    return torch.finfo(weights.dtype).eps * (off @ v.abs())
 
 
 @dataclass(frozen=True, eq=False)

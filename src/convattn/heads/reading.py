@@ -47,7 +47,7 @@ from convattn.heads.layout import (
     on_grid,
 )
 from convattn.heads.operations import Operations
-from convattn.heads.products import EXCLUDED, Product, Proof, prove
+from convattn.heads.products import EXCLUDED, UNPROVED, Product, Proof, prove
 from convattn.layers import RelativeAttention
 from convattn.random_numbers import keep_random_state
 from convattn.structure import find_empty, full_name
@@ -165,11 +165,17 @@ class Watcher:
         model: nn.Module,
         layers: str | Sequence[str] | None = None,
         without: str | Sequence[str] | None = None,
+        *,
+        prove: bool = True,
     ) -> None:
-        """Finds the layers to read; raises if the model cannot be watched, or has no such layers."""
+        """Finds the layers to read; raises if the model cannot be watched, or has no such layers.
+
+        Weights that are not to be proved have a proof of zeros.
+        """
         _require_watchable(model)
         self.model = model
         self._layers = layers_to_read(model, layers, without)
+        self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
         self._called: dict[nn.Module, str] = {}
         inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
@@ -263,7 +269,8 @@ class Watcher:
                 with without_modes(self.model):
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
-                products.append((product, weights, product.proof(weights, first)))
+                proof = product.proof(weights, first) if self._prove else UNPROVED
+                products.append((product, weights, proof))
                 return
             if is_own(call.module) or attention_class(call.module) is not None:
                 return
@@ -283,7 +290,7 @@ class Watcher:
         """Reads one layer; UnsupportedModelError names it."""
         try:
             if is_own(call.module):
-                return _read_own(call, out)
+                return _read_own(call, out, needs_proof=self._prove)
             return self._read_foreign(call, products, out)
         except UnsupportedModelError as error:
             kind = type(call.module).__name__
@@ -429,7 +436,7 @@ def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
     return largest <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
 
 
-def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
+def _read_own(call: CallContext, out: Tensor, *, needs_proof: bool) -> AttentionCall:
     """Reads a layer of this library, which computes its weights itself."""
     layer = call.module
     assert isinstance(layer, RelativeAttention)
@@ -443,9 +450,10 @@ def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
         places.append((keys - axis.queries.start) / axis.queries.step)
     grid = tuple(len(axis.queries) for axis in axes)
     weights = own_weights(layer, x)
+    proof = prove_own(layer, x[:1], y[:1], weights[:1]) if needs_proof else UNPROVED
     return _proved(
         call,
-        prove_own(layer, x[:1], y[:1], weights[:1]),
+        proof,
         weights[:, None],
         torch.finfo(weights.dtype).eps,
         layout=global_layout(grid, keys=lattice(places)),

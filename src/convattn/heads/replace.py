@@ -21,7 +21,7 @@ from convattn.heads.fixed_attention import (
     FixedHeads,
     MappedHeads,
 )
-from convattn.heads.head_report import AGAIN, HeadReport, LayerReport, weight_digests
+from convattn.heads.head_report import AGAIN, HeadReport, LayerReport
 from convattn.heads.layout import WHOLE
 from convattn.heads.replaceable_heads import (
     Arm,
@@ -35,7 +35,7 @@ from convattn.heads.replaceable_heads import (
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
 from convattn.structure import full_name
-from convattn.wording import counted, some
+from convattn.wording import counted
 
 
 @dataclass(frozen=True)
@@ -370,11 +370,9 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
 
 def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
     """Says if the network's weights are not those measured; with `same_weights` this raises."""
-    digests = weight_digests(model, report.weights)
-    changed = [name for name, digest in digests.items() if digest != report.weights[name]]
-    if not changed:
+    layers = report.changed_in(model)
+    if not layers:
         return []
-    layers = some([name for name in changed if name]) or "other layers than those measured"
     if same_weights:
         raise ArgumentError(
             f"report must be measured with the weights that this {type(model).__name__} has now, but was measured with"

@@ -7,14 +7,11 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-Border = Literal["black", "reflect"]
-"""Pixels outside of an image: black, or the image mirrored at its outermost pixels."""
-
 
 def crop(
     images: UInt8[Tensor, "batch channels rows cols"],
     shifts: Int64[Tensor, "2 batch"],
-    border: Border = "black",
+    border: Literal["black", "reflect"] = "black",
 ) -> UInt8[Tensor, "batch channels rows cols"]:
     """Shifts each image by whole pixels; pixels from outside are black or reflected.
 

@@ -15,8 +15,12 @@ from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.wording import counted
 
-FORMATS = ("png", "svg", "pdf")
-"""What a figure can be written as, by the ending of its file."""
+FORMATS: dict[str, Any] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""What a figure can be written as, by the ending of its file, and what is left out, so that bytes do not change."""
 
 COLOURS = (
     "#0072B2",
@@ -53,39 +57,26 @@ def figure_files(
     `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
     MissingDependencyError says that matplotlib is not installed.
     """
-    forms = [Path(path).suffix.removeprefix(".").lower() for path in paths]
-    for path, form in zip(paths, forms, strict=True):
+    forms = {path: Path(path).suffix.removeprefix(".").lower() for path in paths}
+    for path, form in forms.items():
         if form not in FORMATS:
-            raise ArgumentError(
-                must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path))
-            )
+            expected = f"a file that ends in {', '.join(FORMATS)}"
+            raise ArgumentError(must_be("path", expected, str(path)))
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError("matplotlib", "analyze") from None
-    buffers = [io.BytesIO() for _ in paths]
+    contents = {}
     with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        for form, buffer in zip(forms, buffers, strict=True):
-            undated = {
-                "png": {"Software": None},
-                "svg": {"Date": None},
-                "pdf": {"CreationDate": None},
-            }[form]
-            figure.savefig(buffer, format=form, dpi=150, metadata=undated)
-    for path, buffer in zip(paths, buffers, strict=True):
-        write_atomically(path, buffer.getvalue())
-
-
-def add_ellipse(
-    panel: Any, centre: tuple[float, float], axes: tuple[float, float], **style: Any
-) -> None:
-    """Adds an ellipse at a horizontal and vertical place, with the lengths of its axes and a style of matplotlib."""
-    from matplotlib.patches import Ellipse
-
-    panel.add_patch(Ellipse(centre, *axes, **style))
+        for path, form in forms.items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=form, dpi=150, metadata=FORMATS[form])
+            contents[path] = buffer.getvalue()
+    for path, content in contents.items():
+        write_atomically(path, content)
 
 
 _FLATTEST = 1e-4
@@ -161,7 +152,8 @@ def _sheet(
         figure.suptitle(title)
         axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         yield list(axes.flat[:count])
-        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
+        farthest = max(float(np.abs(one.centres).max(initial=0.0)) for one in snapshots)
+        _set_axes(axes, farthest + 2.5)
         # the panels above empty ones get the labels of the bottom row
         for number in range(count, axes.size):
             axes.flat[number].set_visible(False)
@@ -181,11 +173,6 @@ def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
     return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
 
 
-def _axis_limit(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
-    """Returns the range of the axes, in pixels, so that every centre is visible."""
-    return max(float(np.abs(item).max(initial=0.0)) for item in centres) + 2.5
-
-
 def _set_axes(axes: Any, reach: float) -> None:
     """Gives all panels the same square, and names the outer axes."""
     for panel in axes.flat:
@@ -202,6 +189,8 @@ def _set_axes(axes: Any, reach: float) -> None:
 
 def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
     """Draws the heads of one layer around the query, which is at (0, 0)."""
+    from matplotlib.patches import Ellipse
+
     for head, (centre, precision) in enumerate(
         zip(snapshot.centres, snapshot.precisions, strict=True)
     ):
@@ -214,7 +203,7 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
         ):
             first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
             outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
-            add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
+            panel.add_patch(Ellipse(centre[::-1], first, second, angle=angle, **outline))
     for (row, col), heads in _labels(snapshot.centres):
         box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
         panel.text(
@@ -236,9 +225,7 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
         colour = COLOURS[head % len(COLOURS)]
         rows, cols = centres[:, head, 0], centres[:, head, 1]
         panel.plot(cols, rows, color=colour, linewidth=1.5)
-        panel.plot(
-            cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white"
-        )
+        panel.plot(cols[0], rows[0], "o", color=colour, markersize=6, markerfacecolor="white")
     for (row, col), heads in _labels(centres[-1]):
         place = {"xytext": (4, 4), "fontsize": 9, "weight": "bold"}
         panel.annotate(heads, (col, row), textcoords="offset points", **place)

@@ -40,9 +40,9 @@ class HeadTrace:
             assert centres is not None
             assert shapes is not None
             exact = shapes.detach().cpu().double()
-            precisions = (exact.mT @ exact).tolist()
-            for head, (row, col) in enumerate(centres.detach().cpu().double().tolist()):
-                (row_row, row_col), (_, col_col) = precisions[head]
-                place = (step, epoch, layer, head, row, col)
-                values = (*place, (row_row + col_col) / 4, row_row, row_col, col_col)
+            precisions = (exact.mT @ exact)[:, [0, 0, 1], [0, 1, 1]]
+            for head, place in enumerate(centres.detach().cpu().double().tolist()):
+                row_row, row_col, col_col = precisions[head].tolist()
+                sharpness = (row_row + col_col) / 4
+                values = (step, epoch, layer, head, *place, sharpness, row_row, row_col, col_col)
                 self.rows.append(dict(zip(HEAD_COLUMNS, values, strict=True)))

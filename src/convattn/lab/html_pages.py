@@ -1,23 +1,17 @@
 """The report of heads, and that of a conversion, as one HTML file each, with figures."""
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from convattn.convert.certificate import IN_WORDS, LeftAlone, NetworkCertificate
-from convattn.errors import optional_module
 from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
 from convattn.heads.verdict import MEANINGS, count_words
 from convattn.lab.layer_costs import layer_costs
-from convattn.lab.report_figures import (
-    distance_by_depth,
-    head_grid,
-    head_pictures,
-)
+from convattn.lab.page_templates import fill_template
+from convattn.lab.report_figures import distance_by_depth, head_grid, head_pictures
 from convattn.viewer import write_page
 from convattn.viewer.exhibition import Exhibition
 
@@ -45,10 +39,10 @@ def write_report(
         scene = shown.scene(report)
         write_page(scene, folder / "view.html")
         interactive = [layer["name"] for layer in scene.header["networks"][0]["layers"]]
-    return _write(
-        folder,
+    page = fill_template(
         "analyze_page.html",
         report=report,
+        distance=(folder / "distance.png").read_bytes(),
         pictures=head_pictures,
         drawn=drawn,
         meanings=MEANINGS,
@@ -58,6 +52,7 @@ def write_report(
         images=images,
         interactive=interactive,
     )
+    return write_atomically(folder / "index.html", page)
 
 
 def write_conversion(
@@ -76,8 +71,7 @@ def write_conversion(
     """
     names = [layer.name for layer in certificate.layers]
     before, after = (layer_costs(network, x[:1], names) for network in networks)
-    return _write(
-        folder,
+    page = fill_template(
         "convert_page.html",
         certificate=certificate,
         meaning=IN_WORDS[certificate.verdict],
@@ -86,24 +80,4 @@ def write_conversion(
         after=after,
         left_alone=LeftAlone.in_words(certificate.left_alone),
     )
-
-
-def _write(folder: Path, template: str, **contents: Any) -> Path:
-    """Fills a template, and writes it as `index.html` into a folder."""
-    jinja2 = optional_module("jinja2", "jinja2", "analyze")
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-    def as_base64(content: bytes) -> str:
-        return base64.b64encode(content).decode()
-
-    pages.filters["number"] = format
-    pages.filters["base64"] = as_base64
-    pages.filters["embedded"] = lambda file: as_base64((folder / file).read_bytes())
-    page = pages.get_template(template).render(**contents)
-    return write_atomically(folder / "index.html", page.lstrip())
+    return write_atomically(folder / "index.html", page)

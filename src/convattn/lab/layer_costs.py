@@ -20,9 +20,8 @@ class LayerCost(NamedTuple):
     """Cost of all calls of a layer in one run of its network."""
 
     seconds: float  # Median over a few runs, of forward
-    flops: (
-        int | None
-    )  # Two per multiplication and addition; None for what is no convolution and no attention
+    # Two per multiplication and addition; 0 for what is no convolution and no attention
+    flops: int
 
 
 def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str, LayerCost]:
@@ -38,7 +37,7 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
     """
     layers = {name: network.get_submodule(name) for name in ("", *names)}
     flops = dict.fromkeys(layers, 0)
-    seconds: dict[str, list[float]] = {name: [] for name in layers}
+    seconds = {name: [0.0] * (1 + _RUNS) for name in layers}
     started: dict[str, float] = {}
 
     def now() -> float:
@@ -50,8 +49,8 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
         started[name] = now()
 
     def end(name: str, layer: nn.Module, arguments: Any, y: Any) -> None:
-        seconds[name][-1] += now() - started[name]
-        if len(seconds[name]) == 1:
+        seconds[name][run] += now() - started[name]
+        if run == 0:
             flops[name] += _flops(layer, arguments, y)
 
     hooks = []
@@ -59,9 +58,7 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
         hooks.append(layer.register_forward_pre_hook(partial(begin, name)))
         hooks.append(layer.register_forward_hook(partial(end, name)))
     try:
-        for _ in range(1 + _RUNS):
-            for times in seconds.values():
-                times.append(0.0)
+        for run in range(1 + _RUNS):  # noqa: B007 - read by the hooks
             with torch.no_grad():
                 network(x)
     finally:

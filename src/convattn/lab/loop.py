@@ -14,14 +14,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from convattn.errors import (
-    ArgumentError,
-    DeviceError,
-    must_be,
-    optional_module,
-)
+from convattn.errors import ArgumentError, DeviceError, must_be, optional_module
 from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
+from convattn.lab.run_cost import in_words
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_setup import load_data, require_for_run
 from convattn.lab.trainer import Trainer
@@ -126,7 +122,7 @@ def train(
             elif folder is not None:
                 folder.begin(trainer)
             _run_epochs(trainer, folder, checkpoint_every, progress=progress, tell=tell)
-            record = _record(trainer, data, revision)
+            record = _record(trainer, revision)
         if folder is not None and accelerator.is_main_process:
             folder.finish(trainer, record)
         accelerator.wait_for_everyone()
@@ -236,9 +232,8 @@ def time_left(history: Sequence[dict[str, float]], epochs: int, now: float) -> s
     if not epochs_left:
         return ""
     seconds = epochs_left * sum(metrics["seconds"] for metrics in history) / len(history)
-    about = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
     until = time.strftime("%a %H:%M", time.localtime(now + seconds))
-    return f"; {epochs_left} to go, about {about}, until {until}"
+    return f"; {epochs_left} to go, about {in_words(seconds)}, until {until}"
 
 
 @contextmanager
@@ -252,7 +247,7 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
             tracker.finish()
 
 
-def _record(trainer: Trainer, data: ImageDataset, revision: str | None) -> RunRecord:
+def _record(trainer: Trainer, revision: str | None) -> RunRecord:
     """Makes the record of a run; every process must call it."""
     recipe, accelerator = trainer.recipe, trainer.accelerator
     processes = accelerator.num_processes
@@ -273,7 +268,7 @@ def _record(trainer: Trainer, data: ImageDataset, revision: str | None) -> RunRe
         command=command_for(recipe),
         recipe=recipe.to_dict(),
         seed=recipe.seed,
-        data=data.record,
+        data=trainer.data.record,
         parameters=sum(one.numel() for one in parameters if one.requires_grad),
         results=trainer.summary(),
         seconds=trainer.seconds,

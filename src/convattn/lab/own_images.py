@@ -53,10 +53,10 @@ def load_folder(path: str | os.PathLike[str], *, size: int = FOLDER_SIZE) -> Ima
     if not place.is_dir():
         raise ArgumentError(must_be("path", "a folder of pictures", str(path)))
     splits = [place]
-    if any(map(_is_class, (place / "train").glob("*"))):
+    if _class_folders(place / "train"):
         tests = [place / name for name in ("test", "val") if (place / name).is_dir()]
         splits = [place / "train", *tests[:1]]
-    classes = sorted(item.name for item in splits[0].iterdir() if _is_class(item))
+    classes = [folder.name for folder in _class_folders(splits[0])]
     if len(classes) < 2:
         raise DataError(
             f"{splits[0]} must hold a folder of pictures for each of two or more classes, but has"
@@ -64,7 +64,7 @@ def load_folder(path: str | os.PathLike[str], *, size: int = FOLDER_SIZE) -> Ima
         )
     pictures, labels, counts = [], [], []
     for split in splits:
-        for folder in sorted(filter(_is_class, split.iterdir())):
+        for folder in _class_folders(split):
             if folder.name not in classes:
                 raise DataError(f"{folder} is a class that {splits[0]} does not have")
             for file in picture_files(folder):
@@ -84,8 +84,9 @@ def load_folder(path: str | os.PathLike[str], *, size: int = FOLDER_SIZE) -> Ima
     )
 
 
-def _is_class(item: Path) -> bool:
-    return item.is_dir() and not item.name.startswith(".")
+def _class_folders(place: Path) -> list[Path]:
+    """Returns the folders of classes in a folder, which need not be there, by name."""
+    return sorted(item for item in place.glob("[!.]*") if item.is_dir())
 
 
 def dataset_from_tensors(
@@ -176,16 +177,13 @@ def _mean_and_std(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and standard deviation of each channel, in units of the full range."""
     levels = torch.arange(256, dtype=torch.float64) / 255
-    means, deviations = [], []
-    for channel in images.unbind(1):
-        counts = torch.bincount(channel.flatten(), minlength=256).double()
-        share = counts / counts.sum()
-        mean = float((share * levels).sum())
-        means.append(mean)
-        deviations.append(float((share * (levels - mean).square()).sum().sqrt()))
+    counts = [torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)]
+    shares = torch.stack(counts).double() / images[:, 0].numel()
+    means = (shares * levels).sum(dim=1)
+    deviations = (shares * (levels - means[:, None]).square()).sum(dim=1).sqrt().tolist()
     if 0 in deviations:
         raise DataError(
             "the training images must vary in each channel, by which they are normalised, but all pixels of channel"
             f" {deviations.index(0)}, from 0, are the same: leave it out"
         )
-    return tuple(means), tuple(deviations)
+    return tuple(means.tolist()), tuple(deviations)

@@ -12,7 +12,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
+from convattn.errors import CheckpointError, DataError, optional_module
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -35,7 +35,7 @@ class Material:
 
     groups: Mapping[str, Sequence[RunGroup]]  # By recipe, the best group first; none is empty
     scale: str
-    folder: Path | None = None  # Folder with the files of CIFAR-10, in place of the run's own
+    folder: str | None = None  # Folder with the files of CIFAR-10, in place of the run's own
     _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data
 
     def run_of(self, recipe: str) -> Run:
@@ -51,27 +51,21 @@ class Material:
         )
         return f"{figure_name(name)}: {what}{run.pruned}\n{source}"
 
-    def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:
-        """Loads the network of a recipe's first run, with the rows and columns of its images.
-
-        A network without attention on images of a known size raises CheckpointError.
-        """
-        run = self.run_of(recipe)
-        network, size = load_network(run.folder), run.image_size
-        if not isinstance(network, AttentionNet) or size is None:
-            kind = f"a {type(network).__name__} on {run.record.data.name}"
-            raise CheckpointError(
-                f"{run.folder} must hold an AttentionNet on images of a known size, but holds {kind}"
-            )
-        return network, size
+    def attention_net(self, recipe: str) -> AttentionNet:
+        """Loads the network of a recipe's first run; one without attention raises CheckpointError."""
+        folder = self.run_of(recipe).folder
+        network = load_network(folder)
+        if not isinstance(network, AttentionNet):
+            kind = type(network).__name__
+            raise CheckpointError(f"{folder} must hold an AttentionNet, but holds a {kind}")
+        return network
 
     def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
         """Loads the data set of a recipe's first run; a note says if its files are not those that the run has seen."""
         run = self.run_of(recipe)
         key = str(run.record.recipe["data"])
         if key not in self._loaded:
-            folder = None if self.folder is None else str(self.folder)
-            self._loaded[key] = load_data_of(run.record, folder)
+            self._loaded[key] = load_data_of(run.record, self.folder)
         data, seen = self._loaded[key], run.record.data
         if data.record.hashes == seen.hashes:
             return data, []
@@ -105,14 +99,11 @@ def accuracy_curves(
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 2.
     """
-    shown = {name: models for name, models in panels.items() if models}
-    if not shown:
-        raise ArgumentError("panels must hold at least one curve, but are empty")
-    rows = max(len(models) for models in shown.values())
-    with figure_files(paths, (max(4.6 * len(shown), 6.0), 3.9 + 0.2 * rows)) as figure:
+    rows = max(len(models) for models in panels.values())
+    with figure_files(paths, (max(4.6 * len(panels), 6.0), 3.9 + 0.2 * rows)) as figure:
         figure.suptitle(title)
-        axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-        for panel, (name, models) in zip(axes, shown.items(), strict=True):
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for panel, (name, models) in zip(axes, panels.items(), strict=True):
             for number, (model, curves) in enumerate(models.items()):
                 style = {
                     "color": COLOURS[number % len(COLOURS)],
@@ -155,7 +146,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
 
     If none has, this raises CheckpointError.
     """
-    panels: dict[str, dict[str, list[Any]]] = {"the paper's table 1": {}, "further models": {}}
+    panels: dict[str, dict[str, list[Any]]] = {}
     rows, problems = [], []
     for published in TABLE1:
         recipe = published.recipe
@@ -173,8 +164,8 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
                 row = (recipe, run.record.seed, *point, str(run.folder))
                 rows.append(dict(zip(_CURVES, row, strict=True)))
         if curves:
-            panel = "further models" if published.accuracy is None else "the paper's table 1"
-            panels[panel][published.model] = curves
+            panel = "further models" if published.paper_accuracy is None else "the paper's table 1"
+            panels.setdefault(panel, {})[published.model] = curves
     if not rows:
         raise CheckpointError("; ".join(problems))
     what = f"test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
@@ -235,13 +226,15 @@ def _write_heads(
 ) -> None:
     """Writes the rows of a run's heads that have a value in a column."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    rows = pa.parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
-    shown = [row for row in rows if row[column] == value]
-    write_parquet(folder / f"{name}.parquet", shown, HEAD_COLUMNS)
+    heads = material.run_of(recipe).folder / HEADS
+    shown = pa.parquet.read_table(heads, filters=[(column, "==", value)])
+    write_parquet(folder / f"{name}.parquet", shown.to_pylist(), HEAD_COLUMNS)
 
 
-_INDICES = ("layer", "head", "query_row", "query_col", "key_row", "key_col")
-_COLUMNS = {**dict.fromkeys(_INDICES, "int64"), "attention": "float64"}
+_COLUMNS = {
+    **dict.fromkeys(("layer", "head", "query_row", "query_col", "key_row", "key_col"), "int64"),
+    "attention": "float64",
+}
 """Columns of the numbers behind a figure of attention; everything is counted from 0."""
 
 _PANEL = 0.86
@@ -310,7 +303,8 @@ def make_attention(
     `image` the number of one of the chosen images, from 0. Returns which images were taken, and whether they are those
     of the run.
     """
-    network, image_size = material.attention_net(recipe)
+    network = material.attention_net(recipe)
+    image_size = network.arguments["image_size"]
     size = image_size // network.patch
     queries = [(int(row * size), int(col * size)) for row, col in places]
     notes, picture = [], None
@@ -365,8 +359,6 @@ def attention_grid(
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 5 to 10.
     """
-    if not maps:
-        raise ArgumentError("maps must hold at least one query, but are empty")
     columns = max(len(layer) for item in maps for layer in item.layers)
     heights = [0.35 + (_PANEL + 0.16) * len(item.layers) for item in maps]
     width = _PANEL * max(columns, _LEAST_COLUMNS) + 1.6 + (1.7 if image is not None else 0)
@@ -414,12 +406,10 @@ def _draw_image(
     panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps
 ) -> None:
     """Draws the image, and a frame around the patch that is the query pixel."""
-    from_rows, from_cols = (
-        size / count for size, count in zip(image.shape[:2], item.layers[0].shape[1:], strict=True)
-    )
+    scale = np.array(image.shape[:2]) / item.layers[0].shape[1:]
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
+    rows, cols = ((corners + item.query) * scale - 0.5).T
     panel.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
-    rows = (item.query[0] + np.array([0, 1, 1, 0, 0])) * from_rows - 0.5
-    cols = (item.query[1] + np.array([0, 0, 1, 1, 0])) * from_cols - 0.5
     panel.plot(cols, rows, color="#D55E00", linewidth=1.5)
     panel.set(xticks=[], yticks=[])
     panel.set_xlabel("image; framed: the query", fontsize=8)
@@ -429,5 +419,5 @@ def _weights_of(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
     for item in maps:
         for layer, heads in enumerate(item.layers):
             for (head, row, col), weight in np.ndenumerate(heads):
-                indices = zip(_INDICES, (layer, head, *item.query, row, col), strict=True)
-                yield {**dict(indices), "attention": float(weight)}
+                values = (layer, head, *item.query, row, col, float(weight))
+                yield dict(zip(_COLUMNS, values, strict=True))

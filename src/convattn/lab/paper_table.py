@@ -2,21 +2,15 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from convattn.errors import ConvAttnError, optional_module
+from convattn.errors import ConvAttnError
+from convattn.lab.page_templates import fill_template
 from convattn.lab.runs import Run, RunGroup
 from convattn.models import FlopCount
 from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
-
-PAPER = (
-    "Cordonnier, Loukas, Jaggi: On the Relationship between Self-Attention and "
-    "Convolutional Layers, ICLR 2020, table 1"
-)
-REPLICATION = "Varma, Prabhu 2020, an independent replication of the paper"
 
 
 @dataclass(frozen=True)
@@ -26,12 +20,12 @@ class PublishedRow:
     recipe: str  # Recipe that trains the row's network
     model: str  # What the row is called
     # The paper's test accuracy on CIFAR-10, one run, in [0, 1]; None where the paper has none
-    accuracy: float | None = None
-    parameters: str | None = None  # The paper's number of parameters, as printed
+    paper_accuracy: float | None = None
+    paper_parameters: str | None = None  # The paper's number of parameters, as printed
     # The paper's number of operations, as printed; of the linear maps only
-    flops: str | None = None
+    paper_flops: str | None = None
     # Test accuracy of the replication, in [0, 1]; None where it has none
-    replication: float | None = None
+    replication_accuracy: float | None = None
 
 
 TABLE1 = (
@@ -39,7 +33,7 @@ TABLE1 = (
     PublishedRow("sa-quadratic", "SA quadratic", 0.938, "12.1M", "6.2B", 0.9365),
     PublishedRow("sa-learned", "SA learned", 0.918, "12.3M", "6.2B", 0.9036),
     PublishedRow("sa-learned-content", "SA learned + content", 0.871, "29.5M", "15B", 0.8636),
-    PublishedRow("sa-quadratic-16-heads", "SA quadratic, 16 heads", replication=0.9311),
+    PublishedRow("sa-quadratic-16-heads", "SA quadratic, 16 heads", replication_accuracy=0.9311),
     PublishedRow("sa-quadratic-generalized", "SA generalised quadratic"),
     PublishedRow("sa-quadratic-generalized-pruned", "SA generalised quadratic, pruned"),
     PublishedRow("convnet", "3×3 convolutions (control)"),
@@ -80,25 +74,15 @@ def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[dict[str,
     A recipe with runs of several settings has a row for each, one without runs a row that says so.
     """
     problems: list[str] = []
-    rows = [
-        _row(published, group, problems)
-        for published in TABLE1
-        for group in groups.get(published.recipe) or [None]
-    ]
+    rows = []
+    for published in TABLE1:
+        alike = groups.get(published.recipe, (None,))
+        rows += [_row(published, group, problems) for group in alike]
     return rows, problems
 
 
 def _row(published: PublishedRow, group: RunGroup | None, problems: list[str]) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {
-        "model": published.model,
-        "recipe": published.recipe,
-        "n": 0,
-        "paper_accuracy": published.accuracy,
-        "replication_accuracy": published.replication,
-        "paper_parameters": published.parameters,
-        "paper_flops": published.flops,
-    }
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | asdict(published) | {"n": 0}
     if group is None:
         return row
     records = [run.record for run in group.runs]
@@ -127,21 +111,7 @@ def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:
 
     The published numbers, of the full networks on CIFAR-10, stand beside those of scale "paper" alone.
     """
-    jinja2 = optional_module("jinja2", "jinja2", "train")
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return pages.get_template("table1.txt").render(
-        rows=rows,
-        trained=[row for row in rows if row["n"]],
-        scale=scale,
-        paper=PAPER,
-        replication=REPLICATION,
-    )
+    return fill_template("table1.txt", rows=rows, scale=scale)
 
 
 def _flops(run: Run, problems: list[str]) -> FlopCount | None:

@@ -1,7 +1,6 @@
 """Degenerate heads, of encodings with centres and widths: finding and removing them."""
 
 import copy
-import math
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,46 +14,38 @@ from convattn.models import AttentionNet
 _FLATTEST = 1 / 16**2
 """A standard deviation of 16 pixels, in 1/pixel²."""
 
+_STRETCHED = 1e3
+"""Condition number of Σ⁻¹ above which a head looks at a line."""
+
 
 @torch.no_grad()
-def degenerate_heads(
-    encoding: Encoding,
-    *,
-    flattest: float = _FLATTEST,
-    condition: float = 1e3,
-) -> Bool[Tensor, " heads"]:
+def degenerate_heads(encoding: Encoding) -> Bool[Tensor, " heads"]:
     """Tells which heads have no definite place: they look at all pixels alike, or at a whole line of pixels.
 
-    With λ₁ ≥ … ≥ λ_n ≥ 0 the eigenvalues of Σ_h⁻¹, head h is degenerate where `λ₁ < flattest` (Σ⁻¹ near 0) or
-    `λ₁ > condition · λ_n`. Its attention has the standard deviation 1/√λ₁ pixels in the direction where it is sharpest.
+    With λ₁ ≥ … ≥ λ_n ≥ 0 the eigenvalues of Σ_h⁻¹, head h is degenerate where `λ₁ < 1/16²` (Σ⁻¹ near 0), in 1/pixel²,
+    or `λ₁ > 1000 λ_n`. Its attention has the standard deviation 1/√λ₁ pixels in the direction where it is sharpest.
 
-    The default of `flattest` is 1/16²: on the paper's grid of 16 x 16 pixels such a head is wider than the image in
-    every direction. At the bound, a query in the middle with its centre on itself gives all pixels the same weight up
-    to a factor exp(2 · 8² / (2 · 16²)) = 1.28: the head takes the mean of the image. On grids of side N take 1/N².
+    On the paper's grid of 16 x 16 pixels a flat head is wider than the image in every direction. At the bound, a query
+    in the middle with its centre on itself gives all pixels the same weight up to a factor exp(2 · 8² / (2 · 16²)) =
+    1.28: the head takes the mean of the image.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, appendix on the generalised quadratic encoding.
 
     Args:
         encoding: The heads, which have centres and widths. Of a `Quadratic`, Σ⁻¹ is 2α times the identity and the
             condition number 1.
-        flattest: Largest eigenvalue below which a head is flat, ≥ 0, in 1/pixel².
-        condition: Condition number of Σ⁻¹ above which a head looks at a line, ≥ 1; infinity allows any.
 
     Returns:
         Whether each head is degenerate, on the encoding's device.
 
     Raises:
-        ArgumentError: A bound is out of range, the encoding is of another kind, or its numbers are not finite.
+        ArgumentError: The encoding is of another kind, or its numbers are not finite.
 
     Example:
         >>> from convattn.encodings import GeneralizedQuadratic
         >>> degenerate_heads(GeneralizedQuadratic(3, 2)).tolist()
         [False, False, False]
     """
-    if not (math.isfinite(flattest) and flattest >= 0):
-        raise ArgumentError(must_be("flattest", "a finite number of at least 0", flattest))
-    if not condition >= 1:
-        raise ArgumentError(must_be("condition", "a number of at least 1", condition))
     if encoding.head_shapes is None:
         expected = "one whose heads have centres and widths, as a GeneralizedQuadratic"
         raise ArgumentError(must_be("encoding", expected, type(encoding).__name__))
@@ -62,7 +53,9 @@ def degenerate_heads(
         raise ArgumentError(must_be("encoding", "of finite numbers", encoding))
     eigenvalues = _eigenvalues(encoding)
     largest, smallest = eigenvalues.amax(dim=1), eigenvalues.amin(dim=1)
-    return ((largest < flattest) | (largest > condition * smallest)).to(encoding.head_shapes.device)
+    return ((largest < _FLATTEST) | (largest > _STRETCHED * smallest)).to(
+        encoding.head_shapes.device
+    )
 
 
 def prune_heads(network: AttentionNet) -> AttentionNet:

@@ -18,6 +18,7 @@ from convattn.files import as_path
 Views = Literal["none", "mirror"]  # Of test images, with averaged scores; see `lab.augment.views`
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Share = Annotated[float, Range(0, 1, without_high=True)]  # a number in [0, 1)
+Positive = Annotated[float, Range(0, without_low=True)]  # a number above 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class AttentionNetRecipe(Section):
     ffn: Count = 512
     patch: Count = 2
     dropout: Share = 0.1
-    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
+    initializer_range: Positive = 0.02
     position_start: Literal["network", "table"] | None = None  # None is "network"
     encoding_options: EncodingRecipe | None = None
 
@@ -84,7 +85,7 @@ class ConvNetRecipe(Section):
     ffn: Count = 512
     patch: Count = 2
     dropout: Share = 0.1
-    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
+    initializer_range: Positive = 0.02
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class SpeedNetRecipe(Section):
     kind: Literal["speed_net"] = "speed_net"
     mixing: Literal["attention", "conv", "hard", "random", "random-frozen", "content"] = "attention"
     widths: tuple[Count, ...] = (64, 256, 256)
-    sharpness: Annotated[float, Range(0, without_low=True)] = 3.0
+    sharpness: Positive = 3.0
     patch: Count = 2
 
 
@@ -155,16 +156,16 @@ class OptimRecipe(Section):
     """The optimizer."""
 
     algorithm: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: Annotated[float, Range(0, without_low=True)] = 0.1  # Highest learning rate
+    learning_rate: Positive = 0.1  # Highest learning rate
     momentum: Share = 0.9  # Momentum of SGD; β₁ of AdamW
     nesterov: bool = False  # Whether SGD uses Nesterov momentum; must be false with AdamW
     # Centres and shapes of quadratic encodings are never decayed
     weight_decay: Annotated[float, Range(0)] = 1e-4
     # Learning rates of centres and of sharpness or shapes of quadratic encodings, as multiples of the others'
-    centre_rate: Annotated[float, Range(0, without_low=True)] = 1.0
-    sharpness_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+    centre_rate: Positive = 1.0
+    sharpness_rate: Positive = 1.0
     # The same for biases of batch normalisation; weight decay is divided by it, so they decay as fast as others
-    norm_bias_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+    norm_bias_rate: Positive = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,7 +259,7 @@ class ConvertRecipe(Section):
 
     include: tuple[str, ...] = ("*",)  # Patterns of names of the convolutions to convert
     # α of every head in 1/pixel²; None makes hard heads, whose displacements are fixed
-    sharpness: Annotated[float, Range(0, without_low=True)] | None = None
+    sharpness: Positive | None = None
     # Whether heads get scores that depend on the input, behind gates that start closed
     content: bool = False
 
@@ -343,7 +344,7 @@ def load_recipe(
         3
     """
     source, content = _read(name_or_path)
-    overrides = {} if overrides is None else overrides
+    overrides = overrides or {}
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
     if scale is not None and scale not in SCALES:
@@ -409,20 +410,15 @@ def command_for(recipe: Recipe) -> str:
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Lists the keys in which two recipes differ, without the claim, which changes no number.
+    """Lists the keys in which two tables differ, as of recipes: without the claim, which changes no number.
 
     Example:
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
         ["data.name is 'digits', not 'cifar10'"]
     """
-    one, other = effective_values(first), effective_values(second)
+    one, other = flatten({**first, "claim": ""}), flatten({**second, "claim": ""})
     differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in differing]
-
-
-def effective_values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's values by dotted key, without the claim."""
-    return {key: value for key, value in flatten(content).items() if key != "claim"}
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:

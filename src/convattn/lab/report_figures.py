@@ -4,7 +4,6 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ from convattn.wording import counted
 
 _MEASURED = "this network"
 
-CONTROLS = {_MEASURED: ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
+CONTROLS = {_MEASURED: "o-", "shuffled images": "s--", "untrained weights": "^:"}
 """Line and marker of what was measured and of each control."""
 
 
-def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
+def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> None:
     """Draws the mean attention distance of every head over depth, beside that of uniform attention.
 
     Source: Raghu et al., NeurIPS 2021, figure 1.
@@ -30,33 +29,21 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
         depth = range(1, len(report.layers) + 1)
         for number, layer in zip(depth, report.layers, strict=True):
             heads = [head.distance.value for head in layer.heads]
-            panel.plot(
-                [number] * len(heads),
-                heads,
-                linestyle="none",
-                marker="o",
-                color=COLOURS[0],
-                alpha=0.45,
-            )
-        for colour, (name, (style, marker)) in zip(COLOURS, CONTROLS.items(), strict=False):
+            panel.plot([number] * len(heads), heads, "o", color=COLOURS[0], alpha=0.45)
+        for colour, (name, style) in zip(COLOURS, CONTROLS.items(), strict=False):
             means = []
             for layer in report.layers:
                 statistics = layer.measured if name == _MEASURED else layer.control(name)
                 means.append(math.nan if statistics is None else statistics.mean("distance"))
             if not all(map(math.isnan, means)):
-                panel.plot(depth, means, style, marker=marker, color=colour, label=f"mean, {name}")
-        panel.plot(
-            depth,
-            [layer.uniform_distance for layer in report.layers],
-            color="0.6",
-            label="looks everywhere",
-        )
+                panel.plot(depth, means, style, color=colour, label=f"mean, {name}")
+        uniform = [layer.uniform_distance for layer in report.layers]
+        panel.plot(depth, uniform, color="0.6", label="looks everywhere")
         panel.set(xlabel="layer", ylabel="mean attention distance (cells)", ylim=(0, None))
         panel.set_xlim(0.5, len(depth) + 0.5)
         panel.locator_params(axis="x", integer=True, nbins=min(len(depth), 14) + 1)
         figure.legend(loc="outside lower center", ncols=2)
         panel.set_title("how far heads look (dots: heads)")
-    return Path(path)
 
 
 def head_grid(
@@ -106,15 +93,13 @@ def _draw_heads(
 ) -> Any:
     """Draws some heads of a layer on one scale, and returns the last picture."""
     maps = head_maps(layer)
-    most = max(float(np.nanmax(weights)) for weights in maps)
-    image = None
+    image, scale = None, _scale(maps)
     for panel, number in zip(panels, numbers, strict=False):
         rows, cols = maps[number].shape
         edges = (-cols / 2, cols / 2, rows / 2, -rows / 2)
-        image = panel.imshow(
-            maps[number], norm=_scale(most), cmap="magma", extent=edges, interpolation="none"
-        )
-        panel.plot(0, 0, marker="o", markersize=4, markerfacecolor="none", color="w", mew=0.6)
+        style = {"cmap": "magma", "extent": edges, "interpolation": "none"}
+        image = panel.imshow(maps[number], norm=scale, **style)
+        panel.plot(0, 0, "o", markersize=4, markerfacecolor="none", color="w", mew=0.6)
         score = layer.heads[number].position_score.value
         panel.set_title(
             f"{depth}.{number + 1} {layer.verdicts[number]}\nR² {score:z.2f}", fontsize=6
@@ -123,9 +108,10 @@ def _draw_heads(
     return image
 
 
-def _scale(most: float) -> Any:
+def _scale(maps: Sequence[np.ndarray]) -> Any:
     """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
     matplotlib = optional_module("matplotlib.colors", "matplotlib", "analyze")
+    most = max(float(np.nanmax(weights)) for weights in maps)
     return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
 
 
@@ -138,7 +124,7 @@ def head_pictures(layer: LayerReport) -> list[bytes]:
     """Draws `head_maps` of a layer on one scale: PNG files of a pixel for each displacement."""
     matplotlib = optional_module("matplotlib.image", "matplotlib", "analyze")
     maps = head_maps(layer)
-    scale = _scale(max(float(np.nanmax(weights)) for weights in maps))
+    scale = _scale(maps)
     pictures = []
     for weights in maps:
         file = io.BytesIO()

@@ -7,17 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convattn.errors import (
-    ArgumentError,
-    ConvAttnError,
-    MissingDependencyError,
-    UnknownNameError,
-    must_be,
-)
+from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.lab.cifar10 import holds_cifar10
 from convattn.lab.loop import train
@@ -32,7 +27,7 @@ from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
 from convattn.lab.run_cost import announce
 from convattn.lab.run_setup import data_changes
-from convattn.lab.runs import RunGroup, RunListing, find_runs, group_runs
+from convattn.lab.runs import RunGroup, find_runs, group_runs
 from convattn.record import Record
 
 
@@ -55,13 +50,17 @@ class TargetResult:
 
     def summary(self) -> str:
         """Returns the result in one line of plain text, and one for each note."""
-        without = [f"missing {', '.join(self.missing)}"] * bool(self.missing) + [
-            *filter(None, [self.problem])
-        ]
-        partly = f"made without {len(self.missing)} of {len(TARGETS[self.target].recipes)} recipes"
-        verdict = "made" if self.complete else partly if self.files else "not made"
-        line = f"{self.target}: {verdict}" + "".join(f"; {item}" for item in without)
-        return "\n".join([line, *(f"  {note}" for note in self.notes)])
+        parts = [f"{self.target}: not made"]
+        if self.complete:
+            parts = [f"{self.target}: made"]
+        elif self.files:
+            recipes = len(TARGETS[self.target].recipes)
+            parts = [f"{self.target}: made without {len(self.missing)} of {recipes} recipes"]
+        if self.missing:
+            parts.append(f"missing {', '.join(self.missing)}")
+        if self.problem:
+            parts.append(self.problem)
+        return "\n  ".join(["; ".join(parts), *self.notes])
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ class Target:
     recipes: tuple[str, ...]  # Recipes whose runs it shows
     # Writes files into a folder, under names that begin with the target's, and returns what to note on them
     make: Callable[[Material, str, Path], list[str]]
-    least: int = 1  # Number of these recipes without whose runs there is nothing to show
+    # Whether it shows every recipe, in each of the settings with which it was run, and those without runs
+    of_all: bool = False
 
 
 def _one_recipe(recipe: str, make: Callable[..., list[str]], **options: Any) -> Target:
@@ -128,7 +128,7 @@ _AT_THE_END = "heads of each layer after training"
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
-        "table1": Target(_ALL, _make_table, least=0),
+        "table1": Target(_ALL, _make_table, of_all=True),
         "fig2": Target(_ALL, make_curves),
         "fig3": _one_recipe("sa-quadratic", make_head_paths),
         "fig4": _one_recipe("sa-quadratic", make_final_heads, what=_AT_THE_END),
@@ -196,15 +196,16 @@ def reproduce(
         for name in names:
             if name not in known:
                 raise UnknownNameError(kind, name, known)
-    if data is not None and not Path(data).is_dir():
-        raise ArgumentError(must_be("data", "a folder that exists", str(data)))
+    if data is not None:
+        data_changes(data)  # raises unless it is a folder
     require_new_folder(output, "output")
     if tell is not None:
         Path(runs).mkdir(parents=True, exist_ok=True)
         _train_missing(targets, Path(runs), scale, data, tell, yes=yes)
     found = find_runs(runs)
-    groups = _groups(found, scale)
-    material = Material(groups, scale, None if data is None else Path(data))
+    groups = group_runs(found.finished, scale)
+    images = None if data is None else str(data)
+    material = Material(groups, scale, images)
     missing = _missing(targets, groups)
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
@@ -234,34 +235,21 @@ def _train_missing(
     yes: bool,
 ) -> None:
     """Trains the runs that targets lack, with seed 0."""
-    groups = _groups(find_runs(runs), scale)
+    groups = group_runs(find_runs(runs).finished, scale)
+    folders = {recipe: alike[0].first.folder for recipe, alike in groups.items()}
     recipes = {}
     for name in _missing(targets, groups):
         changes = {}
         if data is not None and not (scale == "tiny" and holds_cifar10(Path(data))):
             changes = data_changes(data)
-        start = _STARTS_FROM.get(name)
-        if start is not None:
-            there = groups.get(start)
-            changes["start.folder"] = str(
-                there[0].first.folder if there else _place(runs, start, scale)
-            )
-        recipes[_place(runs, name, scale)] = load_recipe(name, scale=scale, overrides=changes)
+        if name in _STARTS_FROM:
+            changes["start.folder"] = str(folders[_STARTS_FROM[name]])
+        folders[name] = runs / f"{name}-{scale}-0"
+        recipes[folders[name]] = load_recipe(name, scale=scale, overrides=changes)
     announce(list(recipes.values()), tell, yes=yes)
     for place, recipe in recipes.items():
         tell(f"training {place}")
         train(recipe, output=place, resume=place.exists(), tell=tell)
-
-
-def _place(runs: Path, recipe: str, scale: str) -> Path:
-    """Returns the folder of a run that is trained because it was missing."""
-    return runs / f"{recipe}-{scale}-0"
-
-
-def _groups(found: RunListing, scale: str) -> dict[str, list[RunGroup]]:
-    """Groups finished runs of a scale by recipe."""
-    groups = {row.recipe: group_runs(found.finished, row.recipe, scale) for row in TABLE1}
-    return {recipe: alike for recipe, alike in groups.items() if alike}
 
 
 def _missing(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
@@ -272,7 +260,8 @@ def _missing(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -
 
 
 def _has_runs(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
-    return sum(recipe in groups for recipe in TARGETS[name].recipes) >= TARGETS[name].least
+    target = TARGETS[name]
+    return target.of_all or any(recipe in groups for recipe in target.recipes)
 
 
 def _make_target(name: str, material: Material, folder: Path | None) -> TargetResult:
@@ -293,34 +282,27 @@ def _make_target(name: str, material: Material, folder: Path | None) -> TargetRe
             files = sorted(item.name for item in Path(place).iterdir())
             for file in files:
                 os.replace(Path(place) / file, folder / file)
-    runs = tuple(str(run.folder) for group in _shown(name, groups) for run in group.runs)
-    return TargetResult(name, tuple(files), runs, missing, problem, tuple(notes))
-
-
-def _shown(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> list[RunGroup]:
-    """Returns the groups that a target shows: the table all of them, a figure the best one of each recipe."""
-    alike = [groups[recipe] for recipe in TARGETS[name].recipes if recipe in groups]
-    return [group for several in alike for group in (several if name == "table1" else several[:1])]
+    runs = []
+    for recipe in target.recipes:
+        shown = groups.get(recipe, ())
+        if not target.of_all:
+            shown = shown[:1]
+        for group in shown:
+            runs += [str(run.folder) for run in group.runs]
+    return TargetResult(name, tuple(files), tuple(runs), missing, problem, tuple(notes))
 
 
 def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
     """Says which runs have changed settings, and which are not shown."""
     notes = []
-    for recipe in {
-        recipe: None for name in targets for recipe in TARGETS[name].recipes if recipe in groups
-    }:
-        for number, group in enumerate(groups[recipe]):
-            if group.first.changes:
-                notes.append(
-                    f"changed settings of {group.first.folder}: {'; '.join(group.first.changes)}"
-                )
+    for recipe in chain.from_iterable(TARGETS[name].recipes for name in targets):
+        for number, group in enumerate(groups.get(recipe, ())):
+            first = group.first
+            if first.changes:
+                notes.append(f"changed settings of {first.folder}: {'; '.join(first.changes)}")
             if number:
-                notes += [
-                    f"not in figures, because settings or data differ: {run.folder}"
-                    for run in group.runs
-                ]
-            notes += [
-                f"left out, because another run has the same seed: {run.folder}"
-                for run in group.repeats
-            ]
-    return tuple(notes)
+                others = "not in figures, because settings or data differ"
+                notes += [f"{others}: {run.folder}" for run in group.runs]
+            repeats = "left out, because another run has the same seed"
+            notes += [f"{repeats}: {run.folder}" for run in group.repeats]
+    return tuple(dict.fromkeys(notes))

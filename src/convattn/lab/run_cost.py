@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -46,21 +47,19 @@ def announce(
     """
     if "RANK" in os.environ:  # of several processes, each of which takes a share of a step
         return
-    costs: dict[Recipe, RunCost] = {}
     seconds = 0.0
-    for recipe in recipes:
-        alike = replace(recipe, seed=0)
+    for recipe, count in Counter(replace(recipe, seed=0) for recipe in recipes).items():
         try:
-            if alike not in costs:
-                costs[alike] = cost = measure_cost(alike, load_data(recipe.data))
-                size = f"{cost.memory / 2**20:,.0f} MiB"
-                step = f"{cost.steps:,} steps of {cost.step_seconds:.2g} s on this machine"
-                tell(f"{recipe.name}: {step}, {in_words(cost.steps * cost.step_seconds)}; {size}")
+            cost = measure_cost(recipe, load_data(recipe.data))
         except ConvAttnError:  # the run itself will say why
             if len(recipes) > 1:
                 tell(f"{recipe.name}: could not be measured")
             continue
-        seconds += costs[alike].steps * costs[alike].step_seconds / workers
+        of_run = cost.steps * cost.step_seconds
+        size = f"{cost.memory / 2**20:,.0f} MiB"
+        step = f"{cost.steps:,} steps of {cost.step_seconds:.2g} s on this machine"
+        tell(f"{recipe.name}: {step}, {in_words(of_run)}; {size}")
+        seconds += count * of_run / workers
     if len(recipes) > 1:
         tell(f"all {len(recipes)} runs: {in_words(seconds)}")
     if seconds > _HOUR and not yes and sys.stdin.isatty():

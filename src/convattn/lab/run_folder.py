@@ -80,10 +80,6 @@ class Checkpoints:
         listed = f": {'; '.join(damaged)}" if damaged else ""
         raise CheckpointError(f"{self.folder} has no checkpoint to resume from{listed}")
 
-    def drop_all(self) -> None:
-        """Removes all checkpoints, once the run is finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     @contextmanager
     def _new(self, step: int, processes: int) -> Iterator[Path]:
         """Yields a hidden folder for the checkpoint of a step, and moves it to its place when the block ends.
@@ -190,18 +186,15 @@ class RunFolder:
 
         If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
         """
-        record_file, recipe_file = self.path / "record.json", self.path / "recipe.toml"
-        record = None
+        record, record_file = None, self.path / "record.json"
         if record_file.is_file():
             record = RunRecord.load(record_file)
             recipe_there = record.recipe
-        elif recipe_file.is_file():
+        else:
             try:
-                recipe_there = load_recipe(recipe_file).to_dict()
+                recipe_there = load_recipe(self.path / "recipe.toml").to_dict()
             except RecipeError as error:
                 raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
-        else:
-            raise CheckpointError(f"{self.path} holds no run to resume: it has no recipe.toml")
         differing = differing_keys(recipe_there, recipe.to_dict())
         if differing:
             listed = "; ".join(differing)
@@ -252,14 +245,14 @@ class RunFolder:
                 for name in ("model.safetensors", "config.json"):
                     os.replace(folder / name, self.path / name)
             write_atomically(self.path / "README.md", model_card(record))
-            if trainer.preparation is not None:
-                trainer.preparation.save(self.path / PREPARATION)
+            if trainer.data.preparation is not None:
+                trainer.data.preparation.save(self.path / PREPARATION)
             record.save(self.path / "record.json")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot write the network and the record to {self.path} ({error}); resume the run to write them again"
             ) from None
-        self._checkpoints.drop_all()
+        shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
 
     def release(self) -> None:
         """Unlocks the folder."""

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from itertools import count
 from pathlib import Path
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
@@ -29,27 +28,14 @@ def threads_given() -> int | None:
     return None
 
 
-def is_finished(folder: Path) -> bool:
-    """Returns whether the folder of a run holds its record, which is written last."""
-    return (folder / "record.json").is_file()
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Returns whether the folder of a run holds a checkpoint to continue from."""
-    place = folder / "checkpoints"
-    return place.is_dir() and any(not item.name.startswith(".") for item in place.iterdir())
-
-
 def start_run(
-    folder: Path, log: Path, command: Sequence[str], environment: Mapping[str, str]
+    log: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts a run in a session of its own, so that Ctrl-C at the terminal does not reach it.
 
-    The folder of a run that stopped before its first checkpoint is renamed and kept, because such a run cannot be
-    continued. If the command cannot be started, this raises OSError.
+    If the command cannot be started, this raises OSError.
 
     Args:
-        folder: Folder of the run.
         log: File to which everything that the run prints is added.
         command: The command that starts or continues it.
         environment: Variables that are added to the environment.
@@ -57,8 +43,6 @@ def start_run(
     Returns:
         The process.
     """
-    if not has_checkpoint(folder):
-        _set_aside(folder)
     with log.open("ab", buffering=0) as file:
         file.write(f"$ {shlex.join(command)}\n".encode())
         return subprocess.Popen(
@@ -87,10 +71,3 @@ def stop_runs(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         end = time.monotonic() + _GRACE
         while time.monotonic() < end and any(process.poll() is None for process in living):
             time.sleep(_POLL)
-
-
-def _set_aside(folder: Path) -> None:
-    """Renames a folder that is not empty to the first of NAME.stopped-1, NAME.stopped-2, … that is free."""
-    if folder.is_dir() and any(folder.iterdir()):
-        names = (folder.with_name(f"{folder.name}.stopped-{number}") for number in count(1))
-        folder.rename(next(name for name in names if not name.exists()))

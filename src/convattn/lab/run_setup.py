@@ -146,12 +146,12 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
             f"start.recipe is {start.recipe!r}, but start.folder={start.folder} is a run of {name!r}"
         )
     network = load_network(start.folder)
-    sizes = {name: value.shape for name, value in expected.state_dict().items()}
-    if {name: value.shape for name, value in network.state_dict().items()} != sizes:
+    try:
+        expected.load_state_dict(network.state_dict())
+    except RuntimeError:
         raise CheckpointError(
             f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}"
-        )
-    expected.load_state_dict(network.state_dict())
+        ) from None
     if start.prune and not isinstance(expected, AttentionNet):
         raise CheckpointError(
             f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}"
@@ -196,8 +196,7 @@ def build_optimizer(
             members.setdefault(own.get(id(parameter), usual), []).append(parameter)
     groups = []
     for (rate, decay, epochs), parameters in members.items():
-        settings = {"weight_decay": decay, "rate": rate, "epochs": epochs}
-        groups.append({"params": parameters, **settings})
+        groups.append({"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs})
     if recipe.algorithm == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.lab.own_images import FOLDER_SIZE
-from convattn.lab.recipe import effective_values
+from convattn.lab.recipe import flatten
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.provenance import RunRecord
@@ -29,11 +29,6 @@ class Run:
 
     folder: Path
     record: RunRecord
-
-    @property
-    def scale(self) -> str:
-        """Scale of the recipe: "paper" where the record names none."""
-        return str(self.record.recipe.get("scale", "paper"))
 
     @property
     def image_size(self) -> int | None:
@@ -65,11 +60,8 @@ class Run:
     @property
     def settings(self) -> str:
         """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
-        recipe = {
-            key: value
-            for key, value in effective_values(self.record.recipe).items()
-            if key not in _OF_ONE_RUN
-        }
+        values = flatten(self.record.recipe)
+        recipe = {key: value for key, value in values.items() if key not in _OF_ONE_RUN}
         return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
 
 
@@ -116,23 +108,28 @@ def find_runs(folder: str | os.PathLike[str]) -> RunListing:
     return RunListing(tuple(finished), tuple(unfinished), tuple(unreadable))
 
 
-def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
-    """Selects the runs of a recipe and a scale, and groups those that differ only in the seed.
+def group_runs(runs: Sequence[Run], scale: str) -> dict[str, list[RunGroup]]:
+    """Selects the runs of a scale, and groups those that differ only in the seed; returns the groups by recipe.
 
     The group with the fewest changes to the recipe is first, among equals the one with most seeds.
     """
-    by_settings: dict[str, dict[int, list[Run]]] = {}
-    for run in runs:
-        if run.record.name == recipe and run.scale == scale:
-            by_settings.setdefault(run.settings, {}).setdefault(run.record.seed, []).append(run)
-    groups = [
-        RunGroup(
-            tuple(alike[seed][0] for seed in sorted(alike)),
-            tuple(run for seed in sorted(alike) for run in alike[seed][1:]),
-        )
-        for _, alike in sorted(by_settings.items())
-    ]
-    return sorted(groups, key=lambda group: (len(group.first.changes), -len(group.runs)))
+    by_settings: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.record.seed):
+        if run.record.recipe["scale"] == scale:
+            by_settings.setdefault(run.settings, []).append(run)
+    groups: dict[str, list[RunGroup]] = {}
+    for _, alike in sorted(by_settings.items()):
+        of_seeds, repeats = {}, []
+        for run in alike:
+            if run.record.seed in of_seeds:
+                repeats.append(run)
+            else:
+                of_seeds[run.record.seed] = run
+        group = RunGroup(tuple(of_seeds.values()), tuple(repeats))
+        groups.setdefault(group.first.record.name, []).append(group)
+    for of_recipe in groups.values():
+        of_recipe.sort(key=lambda group: (len(group.first.changes), -len(group.runs)))
+    return groups
 
 
 def read_curve(folder: Path, measured: str = "test") -> list[tuple[int, float]]:

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
-from convattn.grid import whole_number
 from convattn.layers import RelativeAttention, RelativeAttention2d
-from convattn.models.classifier import ImageClassifier
+from convattn.models.classifier import ImageClassifier, require_whole
 
 _LEAST = 5e-4
 """Added to each variance, so that directions in which patches hardly vary are not blown up."""
@@ -98,16 +97,11 @@ class SpeedNet(ImageClassifier):
         super().__init__()
         if mixing not in _MIXINGS:
             raise UnknownNameError("mixing", mixing, _MIXINGS)
-        for name, size in {
-            "num_classes": num_classes,
-            "in_channels": in_channels,
-            "patch": patch,
-        }.items():
-            whole_number(name, size)
+        require_whole(num_classes=num_classes, in_channels=in_channels, patch=patch)
         if not isinstance(widths, Sequence) or not widths:
             raise ArgumentError(must_be("widths", "the channels of one stage or more", widths))
         for width in widths:
-            whole_number("widths", width)
+            require_whole(widths=width)
         self.in_channels = in_channels
         self.stem = _draw_stem(mixing, in_channels, patch)
         stages, channels = [], self.stem.out_channels
@@ -200,7 +194,7 @@ def _mixer(
         return layer
     if mixing == "hard":
         encoding: Quadratic | Shift = Shift(_HEADS, 2)
-        centres = torch.tensor(grid_centres(_HEADS))
+        centres = torch.tensor(grid_centres(_HEADS), dtype=torch.float32)
     else:
         given = None if mixing.startswith("random") else grid_centres(_HEADS)
         encoding = Quadratic(_HEADS, 2, centres=given, sharpness=sharpness)

@@ -11,17 +11,16 @@ import numpy as np
 from convattn.errors import UnknownNameError
 from convattn.files import sole_use, write_atomically
 from convattn.grid import whole_number
+from convattn.lab.page_templates import fill_template
 from convattn.lab.paper_figures import accuracy_curves, figure_paths
 from convattn.lab.run_cost import announce
-from convattn.lab.run_process import is_finished
 from convattn.lab.runs import read_curve
 from convattn.lab.study_plan import (
     PlannedRun,
-    find_state,
+    find_finished,
     last_line,
     option_words,
     plan_runs,
-    read_run,
     require_own,
 )
 from convattn.lab.study_record import (
@@ -32,10 +31,6 @@ from convattn.lab.study_record import (
     require_same_data,
 )
 from convattn.lab.study_workers import carry_out
-from convattn.lab.tables import markdown_table
-
-FIGURE = "study"
-"""Name of the files of a study's figure, without their endings."""
 
 
 def study(  # noqa: PLR0913 - the options of the command
@@ -97,7 +92,7 @@ def study(  # noqa: PLR0913 - the options of the command
     words = [
         "convattn",
         "study",
-        *[str(recipe) for recipe in recipes],
+        *map(str, recipes),
         "--seeds",
         ",".join(map(str, seeds)),
     ]
@@ -117,33 +112,33 @@ def study(  # noqa: PLR0913 - the options of the command
                 tell(f"{run.name}: {_outcome(run)}")
         record = compare(runs, reference, shlex.join(words))
         record.save(place / "study.json")
-        write_atomically(place / "study.md", study_page(record))
+        formats = {"percent": percent, "in_words": difference_in_words}
+        page = fill_template("study_page.txt", record=record, **formats)
+        write_atomically(place / "study.md", page)
         _draw_curves(record, place)
     return record
 
 
 def _unfinished(runs: Sequence[PlannedRun], tell: Callable[[str], None]) -> list[PlannedRun]:
     """Checks every folder, and returns the runs that are not finished."""
-    finished, unfinished, lines = {}, [], []
+    finished, unfinished = {}, []
     for run in runs:
-        state = find_state(run)
-        if state == "finished":
-            finished[run.name] = read_run(run)[0]
-            lines.append(f"{run.name}: kept, finished before")
-        else:
-            unfinished.append(run)
-        if state == "under way":
-            lines.append(f"{run.name}: to be continued from its last checkpoint")
+        record = find_finished(run)
+        if record is not None:
+            finished[run.name] = record
+            tell(f"{run.name}: kept, finished before")
+            continue
+        unfinished.append(run)
+        if run.begun:
+            tell(f"{run.name}: to be continued from its last checkpoint")
     require_same_data(finished)
-    for line in lines:
-        tell(line)
     return unfinished
 
 
 def _outcome(run: PlannedRun) -> str:
-    if not is_finished(run.folder):
+    record = find_finished(run)
+    if record is None:
         return f"FAILED: {last_line(run.log)}"
-    record, _ = read_run(run)
     return f"done in {record.seconds:.1f} s, {record.measured} accuracy {record.accuracy:.2%}"
 
 
@@ -157,80 +152,5 @@ def _draw_curves(record: StudyRecord, place: Path) -> None:
     if record.data is not None:
         title = f"{record.measured} accuracy over training\nthin: seeds, thick: their mean"
         panels = {record.data.name: curves}
-        paths = figure_paths(place, FIGURE)
+        paths = figure_paths(place, "study")
         accuracy_curves(paths, panels, title=title, measured=record.measured)
-
-
-def study_page(record: StudyRecord) -> str:
-    """Writes a study as Markdown: recipes, differences, and what is wrong."""
-    sections = ["# Study", f"`{record.command}`"]
-    sections += _groups(record)
-    sections += _differences(record)
-    if record.failures:
-        heads = ("recipe", "seed", "log", "last line")
-        rows = [
-            [item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures
-        ]
-        sections += ["## Failed", markdown_table(heads, rows)]
-    if record.warnings:
-        sections += ["## Warnings", _items(record.warnings)]
-    if record.data is None:
-        sections.append("No run has finished.")
-    else:
-        sections.append(f"Data of every run: {record.data.name}")
-    sections += ["## Not covered", _items(record.not_covered)]
-    return "\n\n".join(sections) + "\n"
-
-
-def _groups(record: StudyRecord) -> list[str]:
-    """Returns the table of recipes over their seeds."""
-    if not record.groups:
-        return []
-    rows = []
-    for group in record.groups:
-        accuracy, seconds = group.accuracy, group.seconds
-        own = " (baseline)" if group.label == record.baseline else ""
-        times = f"{seconds.mean:,.1f}"
-        if seconds.deviation:
-            times += f" ± {seconds.deviation:,.1f}"
-        rows.append(
-            [
-                group.label + own,
-                str(accuracy.n),
-                percent(accuracy),
-                f"{accuracy.minimum:.2%} to {accuracy.maximum:.2%}",
-                times,
-                f"{group.parameters.mean:,.0f}",
-            ]
-        )
-    heads = ("recipe", "n", f"{record.measured} accuracy", "range", "seconds", "parameters")
-    note = "Mean ± standard deviation (n − 1) over seeds."
-    figure = f"![{record.measured} accuracy over epochs]({FIGURE}.png)"
-    return ["## Recipes", markdown_table(heads, rows), note, figure]
-
-
-def _differences(record: StudyRecord) -> list[str]:
-    """Returns the table of differences, and how far its intervals can be trusted."""
-    if not record.differences:
-        return []
-    rows = []
-    for item in record.differences:
-        seeds = ", ".join(map(str, item.seeds))
-        values = ", ".join(f"{100 * value:+.2f}" for value in item.values)
-        spread = "none" if item.deviation is None else f"{100 * item.deviation:.2f}"
-        rows.append([item.label, seeds, values, spread, difference_in_words(item.values)])
-    heads = ("recipe", "seeds", "differences", "standard deviation", "mean")
-    note = (
-        f"{record.measured.capitalize()} accuracy less the baseline's with the same seed, in percentage points. A "
-        "difference is resolved where the interval does not hold 0."
-    )
-    return [f"## Differences to {record.baseline}", markdown_table(heads, rows), note]
-
-
-def _items(texts: Sequence[str]) -> str:
-    return "\n".join(f"- {text}" for text in texts)
-
-
-def _code(text: str) -> str:
-    """Returns text that Markdown shows as it is."""
-    return f"`{text.replace('`', chr(39))}`"

@@ -8,15 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
+from convattn.files import require_new_folder
 from convattn.lab.recipe import Recipe, load_recipe
 from convattn.lab.run_folder import RunFolder
-from convattn.lab.run_process import has_checkpoint
 from convattn.lab.run_setup import require_for_run
 from convattn.provenance import RunRecord
-from convattn.wording import some
 
 _LONGEST = 80
 
@@ -38,6 +36,11 @@ class PlannedRun:
         return self.folder.name
 
     @property
+    def begun(self) -> bool:
+        """Whether there is something in its folder, which appears with the first checkpoint."""
+        return any(self.folder.glob("*"))
+
+    @property
     def log(self) -> Path:
         """File for everything that the run prints."""
         return self.folder.with_name(f"{self.name}.log")
@@ -50,12 +53,12 @@ class PlannedRun:
         return f"{name}, {data.held_out} held out" if data.held_out else name
 
 
-def train_command(run: PlannedRun, resume: bool) -> list[str]:
+def train_command(run: PlannedRun) -> list[str]:
     """Returns the command that starts a run, or continues it from its last checkpoint."""
     words = [sys.executable, "-m", "convattn", "train", run.source]
     words += option_words(run.scale, run.overrides)
     words += ["-o", str(run.folder)]
-    if resume:
+    if run.begun:
         words.append("--resume")
     return words
 
@@ -150,49 +153,26 @@ def _safe_name(label: str) -> str:
     return f"{readable}-{digits}"
 
 
-State = Literal["finished", "under way", "stopped early", "new"]
-
-
-def find_state(run: PlannedRun) -> State:
-    """Returns the state of a run; "stopped early" is before its first checkpoint.
+def find_finished(run: PlannedRun) -> RunRecord | None:
+    """Returns the record of a run that is finished.
 
     A folder that holds no run, or one of another recipe, raises CheckpointError.
     """
-    folder = run.folder
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file, but must be the folder of a run")
-    if not folder.exists() or not any(folder.iterdir()):
-        return "new"
-    if RunFolder(folder).find_finished(run.recipe) is not None:
-        return "finished"
-    return "under way" if has_checkpoint(folder) else "stopped early"
-
-
-def read_run(run: PlannedRun) -> tuple[RunRecord, str]:
-    """Returns the record of a finished run, and the SHA-256 of its file."""
-    content = (run.folder / "record.json").read_bytes()
-    return RunRecord.from_json(content.decode()), hashlib.sha256(content).hexdigest()
+    if run.folder.is_file():
+        raise CheckpointError(f"{run.folder} is a file, but must be the folder of a run")
+    return RunFolder(run.folder).find_finished(run.recipe) if run.begun else None
 
 
 def last_line(log: Path) -> str:
     """Returns the last non-empty line of a log, or "no log"."""
-    if not log.is_file():
-        return "no log"
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    words = [line.strip() for line in lines if line.strip()]
-    return words[-1] if words else "no log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return text.strip().rpartition("\n")[2].strip() or "no log"
 
 
 def require_own(place: Path, runs: Sequence[PlannedRun]) -> None:
-    """Raises ArgumentError for a file, and for a folder whose contents are neither of a study nor of the runs."""
-    if not place.exists():
-        return
-    if not place.is_dir():
-        raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
-    own = {"study.json", ".lock"}
+    """Raises ArgumentError unless a folder is new or empty, or holds something of the study."""
+    own = ["study.json", ".lock"]
     for run in runs:
-        own |= {run.name, run.log.name}
-    names = sorted(item.name for item in place.iterdir())
-    if names and own.isdisjoint(names):
-        expected = "output must be new, empty or the folder of a study"
-        raise ArgumentError(f"{expected}, but {str(place)!r} holds {some(names)}")
+        own += [run.name, run.log.name]
+    if not any((place / name).exists() for name in own):
+        require_new_folder(place, "output", may_be="the folder of a study, ")

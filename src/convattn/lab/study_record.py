@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from convattn.errors import ArgumentError, DataError, must_be
-from convattn.lab.run_process import is_finished
-from convattn.lab.study_plan import PlannedRun, last_line, read_run
+from convattn.lab.recipe import differing_keys
+from convattn.lab.study_plan import PlannedRun, find_finished, last_line
 from convattn.provenance import DataRecord, RunRecord
 from convattn.record import Record
+from convattn.sealed import file_sha256
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,7 @@ class StudyRecord(Record):
 
     def summary(self) -> str:
         """Returns the results, differences, warnings and failures as plain text, one line each."""
-        lines = []
-        if self.measured == "validation":
-            lines.append("on held-out training images:")
+        lines = ["on held-out training images:"] if self.measured == "validation" else []
         lines += [
             f"{group.label}: {percent(group.accuracy)}, n = {group.accuracy.n}"
             for group in self.groups
@@ -114,8 +113,8 @@ class StudyRecord(Record):
             lines.append(f"{item.label} less {item.baseline}: {words}")
         lines += [f"warning: {text}" for text in self.warnings]
         lines += [
-            f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})"
-            for item in self.failures
+            f"FAILED {run.label}, seed {run.seed}: {run.reason} ({run.log})"
+            for run in self.failures
         ]
         return "\n".join(lines)
 
@@ -144,23 +143,6 @@ def summarise(values: Sequence[float]) -> Summary:
     )
 
 
-def paired_difference(
-    label: str, baseline: str, values: Mapping[int, float], against: Mapping[int, float]
-) -> StudyDifference | None:
-    """Compares two recipes (value minus baseline) over the seeds that both have; None if there are none."""
-    seeds = sorted(values.keys() & against.keys())
-    if not seeds:
-        return None
-    differences = tuple(values[seed] - against[seed] for seed in seeds)
-    spread = summarise(differences)
-    low, high = None, None
-    if len(differences) >= LEAST_SEEDS:
-        low, high = t_interval(differences)
-    return StudyDifference(
-        label, baseline, tuple(seeds), differences, spread.mean, spread.deviation, low, high
-    )
-
-
 LEAST_SEEDS = 3
 """Fewest differences that an interval of their mean is made of: two leave one degree of freedom."""
 
@@ -182,9 +164,8 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
         raise ArgumentError(must_be("number of values", f"at least {LEAST_SEEDS}", len(values)))
     if not all(map(math.isfinite, values)):
         raise ArgumentError(must_be("values", "finite", list(values)))
-    mean, error = statistics.fmean(values), float(stats.sem(values))
-    quantile = float(stats.t(len(values) - 1).ppf(0.975))
-    reach = quantile * error
+    mean = statistics.fmean(values)
+    reach = float(stats.t(len(values) - 1).ppf(0.975) * stats.sem(values))
     return mean - reach, mean + reach
 
 
@@ -208,17 +189,17 @@ def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRec
     finished, failures, groups = [], [], {}
     records: dict[str, RunRecord] = {}
     for run in runs:
-        if not is_finished(run.folder):
+        record = find_finished(run)
+        if record is None:
             reason = last_line(run.log)
             failures.append(StudyFailure(run.label, run.recipe.seed, run.log.name, reason))
             continue
-        record, sha256 = read_run(run)
         records[run.name] = record
         own = StudyRun(
             label=run.label,
             seed=record.seed,
             folder=run.name,
-            record_sha256=sha256,
+            record_sha256=file_sha256(run.folder / "record.json"),
             accuracy=record.accuracy,
             seconds=record.seconds,
             parameters=record.parameters,
@@ -261,47 +242,39 @@ def _differences(
     against = {run.seed: run.accuracy for run in groups.get(baseline, ())}
     differences = []
     for label, runs in groups.items():
-        if label != baseline:
-            values = {run.seed: run.accuracy for run in runs}
-            differences.append(paired_difference(label, baseline, values, against))
-    return tuple(item for item in differences if item is not None)
+        pairs = {run.seed: run.accuracy - against[run.seed] for run in runs if run.seed in against}
+        if label == baseline or not pairs:
+            continue
+        seeds, values = zip(*sorted(pairs.items()), strict=True)
+        spread, interval = summarise(values), (None, None)
+        if len(values) >= LEAST_SEEDS:
+            interval = t_interval(values)
+        differences.append(
+            StudyDifference(
+                label, baseline, seeds, values, spread.mean, spread.deviation, *interval
+            )
+        )
+    return tuple(differences)
 
 
 def require_same_data(records: Mapping[str, RunRecord]) -> None:
     """Raises DataError if runs, by name, were trained on different data; the message has two names and the hashes."""
+    first = next(iter(records), "")
     for name, record in records.items():
-        first = next(iter(records))
-        one, other = records[first].data.hashes, record.data.hashes
-        differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+        differing = differing_keys(records[first].data.hashes, record.data.hashes)
         if differing:
-            hashes = [f"{key} is {one.get(key)} and {other.get(key)}" for key in differing]
-            raise DataError(
-                f"{first} and {name} saw different data and cannot be compared: {'; '.join(hashes)}"
-            )
-
-
-_PROPERTIES = (
-    "processor",
-    "cores",
-    "threads",
-    "accelerator",
-    "device",
-    "system",
-    "tf32_products",
-    "tf32_convolutions",
-)
-"""Properties of the hardware that are compared between runs."""
+            different = f"{first} and {name} saw different data and cannot be compared"
+            raise DataError(f"{different}: {'; '.join(differing)}")
 
 
 def _warnings(records: Collection[RunRecord]) -> list[str]:
     """Lists what differs between runs besides recipe and seed."""
     seen: dict[str, set[str]] = {}
     for record in records:
-        seen.setdefault("code revision", set()).add(record.revision or "none")
-        for name in _PROPERTIES:
-            seen.setdefault(name, set()).add(record.hardware.get(name, "none"))
-        for package, version in record.versions.items():
-            seen.setdefault(f"version of {package}", set()).add(version)
+        versions = {f"version of {name}": version for name, version in record.versions.items()}
+        revision = {"code revision": record.revision or "none"}
+        for name, value in (revision | record.hardware | versions).items():
+            seen.setdefault(name, set()).add(value)
     warnings = []
     for name, values in seen.items():
         if len(values) > 1:

@@ -12,13 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from convattn.lab.run_process import (
-    has_checkpoint,
-    note_signal,
-    start_run,
-    stop_runs,
-    threads_given,
-)
+from convattn.lab.run_process import note_signal, start_run, stop_runs, threads_given
 from convattn.lab.study_plan import PlannedRun, train_command
 
 _POLL = 0.05
@@ -49,8 +43,7 @@ def carry_out(
                     run, device = waiting.popleft(), free.popleft()
                     count = threads or threads_given() or _share_of_cores(run, workers)
                     environment = {"OMP_NUM_THREADS": str(count), **device}
-                    command = train_command(run, has_checkpoint(run.folder))
-                    process = start_run(run.folder, run.log, command, environment)
+                    process = start_run(run.log, train_command(run), environment)
                     running[process] = run, device
                     tell(f"{run.name}: started")
                 for process in [process for process in running if process.poll() is not None]:

@@ -9,6 +9,11 @@ from convattn.errors import optional_module
 from convattn.files import write_atomically
 
 
+def cell(value: object) -> str:
+    """Writes a value as a cell of a table in Markdown: line breaks become spaces, and a vertical bar is escaped."""
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     r"""Writes a table; special characters in a cell are escaped, line breaks become spaces.
 
@@ -18,9 +23,9 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         | --- | --- |
         | choice | a\|b |
     """
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (heads, *rows)]
-    cells.insert(1, ["---"] * len(heads))
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    lines = [[cell(text) for text in row] for row in (heads, *rows)]
+    lines.insert(1, ["---"] * len(heads))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_parquet(

@@ -34,11 +34,9 @@ class Batches:
     Example:
         >>> from convattn.data import load_digits
         >>> batches = Batches(load_digits(), DataRecipe("digits", flip=False), size=32, seed=0, device="cpu")
-        >>> batches.per_epoch, batches.position
-        (44, 0)
-        >>> images, targets = next(iter(batches))
-        >>> images.shape, targets.shape, batches.position
-        (torch.Size([32, 1, 8, 8]), torch.Size([32, 10]), 1)
+        >>> images, targets = next(batches.of_epoch(0))
+        >>> images.shape, targets.shape, batches.per_epoch
+        (torch.Size([32, 1, 8, 8]), torch.Size([32, 10]), 44)
     """
 
     def __init__(
@@ -62,22 +60,22 @@ class Batches:
         self.statistics = torch.tensor([data.mean, data.std], device=device)
         seeds = (seed, seed + 1)  # Of the order and of the augmentation
         self._generators = [torch.Generator().manual_seed(number) for number in seeds]
-        # At the start of the current epoch
-        self._states = [generator.get_state() for generator in self._generators]
+        # At the start of the current epoch; what a checkpoint keeps
+        self.states = [generator.get_state() for generator in self._generators]
         coins = torch.rand(len(self._split), generator=torch.Generator().manual_seed(seed + 2))
         self._mirrored_first = coins < 0.5
         self.per_epoch = len(self._split) // size
-        self.position = 0  # batches used in the current epoch
-        self.epoch = 0  # epochs used whole
 
-    def __iter__(
-        self,
+    def of_epoch(
+        self, epoch: int, done: int = 0
     ) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
-        """Yields the remaining batches of the epoch: normalised images, and the probability of each class."""
-        rows, shifts, mirrored = self._draw_epoch()
-        for number in range(self.position, self.per_epoch):
+        """Yields the batches of an epoch, counted from 0, after so many: normalised images, and the targets.
+
+        Targets are the probability of each class.
+        """
+        rows, shifts, mirrored = self._draw_epoch(epoch)
+        for number in range(done, self.per_epoch):
             batch = slice(number * self._size, (number + 1) * self._size)
-            self.position = number + 1
             images = self._split.images[rows[batch]]
             if self._recipe.crop_padding:
                 images = crop(images, shifts[:, batch], self._recipe.crop_border)
@@ -86,25 +84,13 @@ class Batches:
             images = normalise(images, *self.statistics)
             targets = self._split.labels[rows[batch], None] == self._classes
             yield images, targets.to(images.dtype)
-        self._states = [generator.get_state() for generator in self._generators]
-        self.position = 0
-        self.epoch += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position, the epoch and the states of both generators at its start."""
-        return {"position": self.position, "epoch": self.epoch, "states": self._states}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.position = state["position"]
-        self.epoch = state["epoch"]
-        self._states = state["states"]
+        self.states = [generator.get_state() for generator in self._generators]
 
     def _draw_epoch(
-        self,
+        self, epoch: int
     ) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, "2 shifted"], Bool[Tensor, " tossed"]]:
         """Draws rows, shifts and which images are mirrored, batch after batch, and copies them to the device."""
-        for generator, state in zip(self._generators, self._states, strict=True):
+        for generator, state in zip(self._generators, self.states, strict=True):
             generator.set_state(state)
         of_rows, augmentation = self._generators
         rows = torch.randperm(len(self._split), generator=of_rows)
@@ -118,13 +104,16 @@ class Batches:
                 coins.append(torch.rand(size, generator=augmentation))
         mirrored = torch.cat(coins) < 0.5
         if recipe.alternate_flip:
-            mirrored = self._mirrored_first[rows] ^ (self.epoch % 2 == 1)
+            mirrored = self._mirrored_first[rows] ^ (epoch % 2 == 1)
         device = self._classes.device
         return rows.to(device), torch.cat(shifts, dim=1).to(device), mirrored.to(device)
 
 
 _MOMENTS = 200
 """Approximate number of times that the heads are recorded during a run, besides after each epoch."""
+
+_KEPT = ("step", "epoch", "history", "started", "_epoch_seconds")
+"""Attributes of a `Trainer` that a checkpoint keeps as they are."""
 
 _STEPS_BETWEEN_CHECKS = 50
 _TEST_BATCH = 500
@@ -140,13 +129,13 @@ class Trainer:
 
     Attributes:
         recipe: The recipe.
+        data: The images.
         accelerator: What places the network on devices and processes.
         network: The network in training.
         step: Optimizer steps done.
         epoch: Epochs done.
         history: Numbers of each epoch done, by the names in ``metrics.jsonl``.
         heads: Where the heads of quadratic layers looked, so far.
-        preparation: How pictures are prepared as the images, where these are one's own.
         started: Start of the run, ISO 8601 in UTC.
         resumed: Resumptions from a checkpoint.
     """
@@ -183,8 +172,7 @@ class Trainer:
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
         self._average = make_average(self.network, recipe.lookahead, self.total_steps)
-        self.preparation = data.preparation
-        self._data = data
+        self.data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
         self._epoch_seconds = 0.0
@@ -227,7 +215,7 @@ class Trainer:
         """
         began = time.perf_counter() - self._epoch_seconds
         self._prepared.train()
-        for images, targets in self._batches:
+        for images, targets in self._batches.of_epoch(self.epoch, len(self._losses)):
             self._losses.append(self._train_on(images, targets))
             self.step += 1
             ended = len(self._losses) == self.steps_per_epoch
@@ -291,7 +279,7 @@ class Trainer:
             labels = split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
             sums[1] += (scores.argmax(dim=1) == labels).sum()
-        means = self._mean_over_processes(sums) * processes / len(split)
+        means = cast(Tensor, self.accelerator.reduce(sums, "mean")) * processes / len(split)
         return means[0].item(), means[1].item()
 
     def share_losses(self) -> None:
@@ -300,40 +288,33 @@ class Trainer:
         It comes before a checkpoint, which keeps the state of the main process alone.
         """
         if self._losses:
-            self._losses = list(self._mean_over_processes(torch.stack(self._losses)))
+            losses = torch.stack(self._losses)
+            self._losses = list(cast(Tensor, self.accelerator.reduce(losses, "mean")))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns counters, losses and what was recorded; accelerate saves weights, optimizer and random numbers."""
         losses = torch.stack(self._losses).cpu() if self._losses else torch.zeros(0)
         return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "epoch_seconds": self._epoch_seconds,
+            "own": {name: getattr(self, name) for name in _KEPT},
             "losses": losses,
-            "batches": self._batches.state_dict(),
-            "data": self._data.record.hashes,
-            "history": self.history,
+            "batches": self._batches.states,
+            "data": self.data.record.hashes,
             "heads": self.heads.rows,
-            "started": self.started,
             "resumed": self.resumed,
             "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; that of a run on other data raises CheckpointError."""
-        before, here = state["data"], self._data.record.hashes
+        before, here = state["data"], self.data.record.hashes
         if before != here:
             raise CheckpointError(
                 f"the run cannot go on with other data: it has seen {before}, but there is {here}"
             )
-        self.step = state["step"]
-        self.epoch = state["epoch"]
-        self._epoch_seconds = state["epoch_seconds"]
+        vars(self).update(state["own"])
         self._losses = list(state["losses"].to(self.accelerator.device))
-        self._batches.load_state_dict(state["batches"])
-        self.history = state["history"]
+        self._batches.states = state["batches"]
         self.heads.rows = state["heads"]
-        self.started = state["started"]
         self.resumed = state["resumed"] + 1
         self._seconds_before = state["seconds"]
         self._began = time.perf_counter()
@@ -372,9 +353,6 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
         )
         return self.recipe.optim.learning_rate * factor
-
-    def _mean_over_processes(self, values: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
-        return cast(Tensor, self.accelerator.reduce(values, "mean"))
 
     def _require_finite(self) -> None:
         """Raises if a loss of the epoch is inf or nan; called seldom, because it waits for the device."""

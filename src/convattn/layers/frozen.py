@@ -71,11 +71,6 @@ class FrozenAttention(ConvolutionLike):
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
 
     @property
-    def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes of images, per axis, for which everything is prepared."""
-        return tuple(self._prepared)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all tensors that it holds."""
         return sum(prepared.nbytes for prepared in self._prepared.values())
@@ -130,6 +125,4 @@ def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     value = maps.value.detach().clone()
     output = None if maps.output is None else maps.output.detach().clone()
     bias = None if still.bias is None else still.bias.detach().clone()
-    if path.name == "shift" and output is None:  # as the kernel of a convolution lies in memory
-        value = value.movedim(0, -1).contiguous().movedim(-1, 0)
     return _Prepared(path, HeadMaps(value, output, maps.groups), bias)

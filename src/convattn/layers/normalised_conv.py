@@ -7,7 +7,6 @@ by the correlation of ones, which does not depend on the image, and a 1 × 1 con
 See `docs/explanation/theory.md` §4.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, final
@@ -17,12 +16,12 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, must_be
 from convattn.functional import HeadMaps, pad_keys
 from convattn.functional.convolution import convolve
-from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
+from convattn.functional.quotient import kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import at_least_float32, fixed_sizes, without_autocast
-from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
+from convattn.grid import Geometry, whole_number
 from convattn.layers.relative import ConvolutionLike, arguments_of, layer_sizes, require_images
 from convattn.layers.values import make_values
 
@@ -45,7 +44,6 @@ class NormalisedConv(ConvolutionLike):
         bias: b, (out_channels,), or None.
         box: Lowest and highest displacement of the kernel along each axis, in pixels.
         num_heads, groups: Number of heads, and of blocks of each W_h.
-        frozen_size: Size of the images of a frozen layer, or None.
 
     Example:
         >>> conv = NormalisedConv(1, 1, num_heads=1, box=[(-1, 1)])  # a mean of three pixels, at the border of two
@@ -54,8 +52,6 @@ class NormalisedConv(ConvolutionLike):
         >>> conv(torch.tensor([[3.0, 5.0, 10.0, 0.0]])).tolist()
         [[4.0, 6.0, 5.0, 5.0]]
     """
-
-    divisors: Tensor | None
 
     def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of heads
         self,
@@ -112,8 +108,6 @@ class NormalisedConv(ConvolutionLike):
         self.scores = nn.ParameterList(
             torch.zeros(num_heads, *shape, device=device, dtype=wide) for shape in shapes
         )
-        self.register_buffer("divisors", None, persistent=False)
-        self.frozen_size: tuple[int, ...] | None = None
 
     @property
     def dims(self) -> int:
@@ -124,29 +118,6 @@ class NormalisedConv(ConvolutionLike):
     def taps(self) -> tuple[int, ...]:
         """Taps of the kernel along each axis."""
         return tuple(high - low + 1 for low, high in self.box)
-
-    def freeze(self, spatial: PerAxis) -> "NormalisedConv":
-        """Copies the layer for inference on images of one size, with its divisors stored.
-
-        Args:
-            spatial: Pixels of the images, along all axes or along each.
-
-        Returns:
-            The copy, in evaluation mode; its parameters do not learn, and it refuses images of another size.
-
-        Raises:
-            ArgumentError: The size is not one or several integers of at least 1.
-            ShapeError: The image would be smaller than the window.
-        """
-        sizes = axis_lists("spatial", spatial, self.dims, least=1)
-        frozen = copy.deepcopy(self).eval().requires_grad_(False)
-        frozen.frozen_size = sizes
-        axes = self.geometry.axes(sizes)
-        with torch.no_grad(), without_autocast(self.scores[0].device):
-            frozen.divisors = kernel_divisors(
-                kernels_of_scores(list(self.scores)), self._lows, axes
-            )
-        return frozen
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, as JSON types; parameters are not included."""
@@ -173,16 +144,12 @@ class NormalisedConv(ConvolutionLike):
         """Applies the layer to a batch of images."""
         factors = self.values.factors()
         require_images(x, self.in_channels, self.dims, factors.value.dtype)
-        sizes = fixed_sizes(x.shape[2:])
-        if self.frozen_size not in (None, sizes):
-            expected = f"of the spatial size {self.frozen_size} of this frozen layer"
-            raise ShapeError(must_be("x", expected, tuple(x.shape)))
-        axes = self.geometry.axes(sizes)
+        axes = self.geometry.axes(fixed_sizes(x.shape[2:]))
         keys = pad_keys(x, self.geometry)
         with without_autocast(x.device):
             kernels = kernels_of_scores(list(self.scores))
-            means = kernel_means(keys[:, None], kernels, self._lows, axes, divisors=self.divisors)
-            means = means.to(x.dtype)
+            lows = [low for low, _ in self.box]
+            means = kernel_means(keys[:, None], kernels, lows, axes).to(x.dtype)
         if self.groups > 1:
             means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         maps = rearrange(factors.whole(), "heads outputs channels -> outputs (heads channels)")
@@ -192,16 +159,5 @@ class NormalisedConv(ConvolutionLike):
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
         return y.contiguous()
 
-    @property
-    def _lows(self) -> list[int]:
-        return [low for low, _ in self.box]
-
     def _factors(self) -> HeadMaps:
         return self.values.factors()
-
-    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
-        if self.frozen_size is not None:
-            raise ArgumentError(
-                "a frozen layer keeps its divisors: load into the network, then freeze it again"
-            )
-        super()._load_from_state_dict(*arguments, **named)

@@ -465,7 +465,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             "out_channels": self.out_channels,
             "num_heads": self.num_heads,
             "head_width": self.head_width,
-            **{name: _as_lists(value) for name, value in asdict(self.geometry).items()},
+            **asdict(self.geometry),
             "groups": self.groups,
             "bias": self.bias is not None,
             "dropout": self.dropout,
@@ -690,11 +690,6 @@ def arguments_of(layer: Any, *more: str, **plain: Any) -> str:
     return ", ".join([*sizes, *more, *others])
 
 
-def _as_lists(value: Any) -> Any:
-    """Turns tuples into lists, recursively."""
-    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
-
-
 def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
     """Returns the content terms of a layer; None if its scores do not depend on the input."""
     if gate is not None and gate not in _GATE_STARTS:
@@ -759,7 +754,7 @@ _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
 
 def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
     """Returns the shape of images as a tuple; raises ArgumentError if it is not (batch, channels, *spatial)."""
-    valid = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) == dims + 2
+    valid = isinstance(shape, Sequence) and len(shape) == dims + 2
     if not valid or not all(is_whole(size) and size >= 0 for size in shape):
         raise ArgumentError(
             must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape)

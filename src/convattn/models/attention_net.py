@@ -27,7 +27,7 @@ from convattn.layers import (
     RelativeAttention,
     RelativeAttention2d,
 )
-from convattn.layers.block import MixingBlock
+from convattn.models.block import MixingBlock
 from convattn.models.classifier import ImageClassifier, require_whole
 
 
@@ -52,10 +52,14 @@ class MixingNet(ImageClassifier):
     ) -> None:
         """Builds the network around its mixers, one per block; each takes and returns (batch, width, rows, cols)."""
         super().__init__()
-        if not (math.isfinite(initializer_range) and initializer_range > 0):
+        if not 0 <= dropout < 1:
+            raise ArgumentError(f"dropout must be a probability in [0, 1), but is {dropout}")
+        if not 0 < initializer_range < math.inf:
             expected = "a positive finite number"
             raise ArgumentError(must_be("initializer_range", expected, initializer_range))
-        require_whole(num_classes=num_classes, in_channels=in_channels, width=width, patch=patch)
+        require_whole(
+            num_classes=num_classes, in_channels=in_channels, width=width, ffn=ffn, patch=patch
+        )
         self.in_channels = in_channels
         self.width = width
         self.patch = patch
@@ -222,9 +226,18 @@ class AttentionNet(MixingNet):
         layer_options: dict[str, Any] = {"dropout": dropout}
         if gated:
             layer_options["gate"] = "sigmoid"
-            layer_options["content"] = _content_beside_gate(width)
+            # content alone, which the gate mixes with position
+            layer_options["content"] = Content(
+                key_width=width, position=False, content_bias=False, query_bias=True
+            )
         elif content:
-            layer_options["content"] = _paper_content(width, project_position=not only_features)
+            layer_options["content"] = Content(
+                key_width=width,
+                project_position=not only_features,
+                content_bias=False,
+                query_bias=True,
+                key_bias=True,
+            )
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = []
         for number in block_heads:
@@ -273,22 +286,6 @@ def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None
         expected = f'"network" with {type(encoding).__name__}'
         raise ArgumentError(must_be("position_start", expected, start))
     start_like_table(encoding, size=size, width=width)
-
-
-def _paper_content(width: int, *, project_position: bool) -> Content:
-    """Returns the content terms of the paper's network."""
-    return Content(
-        key_width=width,
-        project_position=project_position,
-        content_bias=False,
-        query_bias=True,
-        key_bias=True,
-    )
-
-
-def _content_beside_gate(width: int) -> Content:
-    """Returns content alone: the gate mixes it with position."""
-    return Content(key_width=width, position=False, content_bias=False, query_bias=True)
 
 
 @final

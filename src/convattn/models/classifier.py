@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,7 @@ class _Counter:
     """Counts operations by the sizes of what layers without values take and give."""
 
     def __init__(self) -> None:
-        self.counts = {"linear": 0, "mixing": 0, "content_scores": 0, "position_scores": 0}
+        self.counts = Counter[str]()
 
     def watch(self, network: nn.Module) -> None:
         """Registers the hooks that count, on each layer that multiplies."""

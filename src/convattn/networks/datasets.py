@@ -15,7 +15,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from convattn.errors import ArgumentError, DataError, must_be, optional_module
-from convattn.networks.pictures import Preparation
+from convattn.networks.pictures import Preparation, pillow
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -222,10 +222,9 @@ def load_samples() -> SampleImages:
         >>> samples.split.images.shape, samples.classes[0]
         (torch.Size([20, 3, 32, 32]), 'airplane')
     """
-    pil = optional_module("PIL.Image", "pillow", "pictures")
     folder = resources.files("convattn.networks")
     description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    with (folder / IMAGES).open("rb") as file, pil.Image.open(file) as image:
+    with (folder / IMAGES).open("rb") as file, pillow().Image.open(file) as image:
         pixels = torch.from_numpy(np.array(image))
     images = rearrange(
         pixels, "(images rows) cols channels -> images channels rows cols", rows=_SIZE

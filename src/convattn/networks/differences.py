@@ -86,8 +86,10 @@ def first_differences(
     modules: Mapping[str, Mapping[str, Any]], others: Mapping[str, Mapping[str, Any]]
 ) -> str:
     """Says the first three differences, and whether there are more; empty if there are none."""
-    words = [str(difference) for difference in islice(differences(modules, others), 4)]
-    return "; ".join([*words[:3], *["and more"][: len(words) - 3]])
+    words = list(map(str, islice(differences(modules, others), 4)))
+    if len(words) > 3:
+        words[3] = "and more"
+    return "; ".join(words)
 
 
 def _is_same(one: str | None, other: str | None) -> bool:

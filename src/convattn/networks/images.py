@@ -171,7 +171,7 @@ class Pictures(Sequence[Tensor]):
         source = self._sources[number]
         if isinstance(source, Path):
             return self._prepare(read_picture(source))
-        return self._prepare(pillow().fromarray(np.ascontiguousarray(source)))
+        return self._prepare(pillow().Image.fromarray(np.ascontiguousarray(source)))
 
 
 def open_images(

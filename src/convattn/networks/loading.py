@@ -94,8 +94,7 @@ def load_network(
         local_files_only=local_files_only,
         token=token,
     )
-    config, tensors = read_sealed(folder, verify=verify)
-    return _restore(folder, config, tensors, model, verify=verify)
+    return _restore(folder, model, verify=verify).network
 
 
 class LoadedNetwork(NamedTuple):
@@ -112,21 +111,12 @@ class LoadedNetwork(NamedTuple):
 
 def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
     """Loads a network as `load_network` does, with what builds its architecture."""
-    folder = fetch(network_folder(folder), cache_dir=None)
-    config, tensors = read_sealed(folder, verify=verify)
-    network = _restore(folder, config, tensors, None, verify=verify)
-    return LoadedNetwork(network, config["source"], config["options"], folder)
+    return _restore(fetch(network_folder(folder), cache_dir=None), None, verify=verify)
 
 
-def _restore(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: Mapping[str, Tensor],
-    model: nn.Module | None,
-    *,
-    verify: bool,
-) -> nn.Module:
+def _restore(folder: Path, model: nn.Module | None, *, verify: bool) -> LoadedNetwork:
     """Builds a network, puts its layers in their places, holds it against the saved one, and gives it the tensors."""
+    config, tensors = read_sealed(folder, verify=verify)
     file = folder / CONFIG
     schema = config.get("schema_version")
     if schema != SCHEMA:
@@ -156,7 +146,7 @@ def _restore(
         raise CheckpointError(
             f"the files in {folder} do not fit {together}: {without_trace(error)}"
         ) from None
-    return network.eval()
+    return LoadedNetwork(network.eval(), config["source"], config["options"], folder)
 
 
 def _require_structure(network: nn.Module, config: dict[str, Any], *, is_given: bool) -> None:

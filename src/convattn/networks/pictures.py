@@ -29,8 +29,8 @@ def picture_files(place: Path) -> list[Path]:
 
 
 def pillow() -> Any:
-    """Returns pillow's module of images; raises MissingDependencyError if it is not installed."""
-    return optional_module("PIL.Image", "pillow", "pictures").Image
+    """Returns pillow, with its modules Image and ImageOps; raises MissingDependencyError if it is not installed."""
+    return optional_module("PIL.ImageOps", "pillow", "pictures")
 
 
 def read_picture(file: Path, *, keep_grey: bool = False) -> Any:
@@ -38,13 +38,12 @@ def read_picture(file: Path, *, keep_grey: bool = False) -> Any:
 
     Raises DataError, which names the file, if it cannot be read, or nothing says what its numbers mean.
     """
-    image = pillow()
-    operations = optional_module("PIL.ImageOps", "pillow", "pictures").ImageOps
+    pil = pillow()
     try:
-        with image.open(file) as picture:
-            upright = operations.exif_transpose(picture)
+        with pil.Image.open(file) as picture:
+            upright = pil.ImageOps.exif_transpose(picture)
             if upright.mode[0] in "IF":  # of 16 or 32 bits, which pillow would cut off at 255
-                upright = image.fromarray(_to_bytes(np.asarray(upright)))
+                upright = pil.Image.fromarray(_to_bytes(np.asarray(upright)))
             grey = keep_grey and upright.mode in ("1", "L", "LA")
             return upright.convert("L" if grey else "RGB")
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
@@ -89,8 +88,8 @@ class Preparation(Record):
 
 def to_square(picture: Any, size: int) -> Any:
     """Crops a picture of pillow to its largest central square, and resizes that by bicubic interpolation."""
-    operations = optional_module("PIL.ImageOps", "pillow", "pictures").ImageOps
-    return operations.fit(picture, (size, size), pillow().Resampling.BICUBIC)
+    pil = pillow()
+    return pil.ImageOps.fit(picture, (size, size), pil.Image.Resampling.BICUBIC)
 
 
 def normalise(

@@ -12,18 +12,9 @@ from convattn.convert.surgery import graft, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.networks.differences import differences
-from convattn.networks.saved_layers import (
-    KINDS,
-    describe_call,
-    describe_layer,
-    rebuild_call,
-    rebuild_layer,
-)
+from convattn.networks.saved_layers import KINDS, describe_layer, rebuild_layer
 from convattn.structure import HOOKS, Structure, computed_weights, is_own_hook
 from convattn.wording import ITSELF
-
-_IDENTITY = nn.Identity.__name__
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
@@ -35,7 +26,7 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
     layers: list[dict[str, Any]] = []
     inside: set[nn.Module] = set()
     for module, names in names_by_module(network).items():
-        if module in inside or not _has_description(module):
+        if module in inside or type(module) not in KINDS.values():
             continue
         if names != [""] and _computes_weights(module):
             continue
@@ -44,7 +35,7 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
         else:
             inside.update(module.modules())
         original = [original_place(network, name).name for name in names]
-        described = {"names": original, **_describe(module)}
+        described = {"names": original, **describe_layer(module)}
         _require_rebuilt(module, names[0], described)
         layers.append(described)
     return layers
@@ -87,7 +78,7 @@ def _computes_weights(module: nn.Module) -> bool:
     """Tells whether hooks may compute the weights of a module, which is then left as the user's network has it."""
     if isinstance(module, RelativeAttention):
         return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
-    return any(getattr(module, hooks) for hooks in _HOOKS)
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def with_places(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -117,25 +108,5 @@ def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Mo
 
 def _rebuild(described: Mapping[str, Any], place: nn.Module) -> nn.Module:
     """Builds a described layer on the meta device; `place` is the module that it takes the place of."""
-    if described["kind"] == _IDENTITY:
-        return nn.Identity()
     with torch.device("meta"):
-        if described["kind"] != AttendedCalls.__name__:
-            return rebuild_layer(dict(described))
-        layers = [rebuild_layer(one) for one in described["layers"]]
-    calls = [rebuild_call(one) for one in described["calls"]]
-    return AttendedCalls(place, layers, calls)
-
-
-def _has_description(module: nn.Module) -> bool:
-    return type(module) in (*KINDS.values(), nn.Identity, AttendedCalls)
-
-
-def _describe(module: nn.Module) -> dict[str, Any]:
-    if type(module) is nn.Identity:
-        return {"kind": _IDENTITY}
-    if isinstance(module, AttendedCalls):
-        layers = [describe_layer(layer) for layer in module.layers]
-        calls = [describe_call(call) for call in module.calls]
-        return {"kind": type(module).__name__, "layers": layers, "calls": calls}
-    return describe_layer(module)
+        return rebuild_layer(described, place)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from convattn.convert.calls import Call
+from convattn.convert.calls import AttendedCalls, Call
 from convattn.convert.taps import (
     ATTENTION_LAYERS,
     OPTIONS,
@@ -18,16 +18,14 @@ from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import UnknownNameError, UnsupportedModelError
 from convattn.layers import Content, NormalisedConv, RelativeAttention
 
-KINDS = MappingProxyType(
-    {
-        kind.__name__: kind
-        for kind in (
-            *ATTENTION_LAYERS,
-            NormalisedConv,
-            *SUPPORTED_CONVOLUTIONS,
-        )
-    }
+_CLASSES = (
+    *ATTENTION_LAYERS,
+    *SUPPORTED_CONVOLUTIONS,
+    NormalisedConv,
+    AttendedCalls,
+    nn.Identity,
 )
+KINDS = MappingProxyType({kind.__name__: kind for kind in _CLASSES})
 """Classes that can be described, by name."""
 
 
@@ -37,37 +35,43 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     A layer or encoding of an unknown class raises UnsupportedModelError.
     """
     kind = type(layer)
-    if isinstance(layer, NormalisedConv):
-        return {"kind": kind.__name__, "options": layer.options()}
-    if kind in SUPPORTED_CONVOLUTIONS:
-        options: dict[str, Any] = {name: getattr(layer, name) for name in OPTIONS}
-        options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}
-        if isinstance(layer, TransposedConvolution):
-            options["output_padding"] = layer.output_padding
-        return {"kind": kind.__name__, "options": options}
-    if not isinstance(layer, RelativeAttention) or kind not in ATTENTION_LAYERS:
+    if kind not in _CLASSES:
         raise UnsupportedModelError(
             f"cannot save {kind.__name__} as a layer: supported are {', '.join(KINDS)}"
         )
-    return {
-        "kind": kind.__name__,
-        "options": layer.options(),
-        "encoding": describe_encoding(layer.encoding),
-        "content": None if layer.content_terms is None else asdict(layer.content_terms),
-    }
+    options: dict[str, Any] = {}
+    described = {"kind": kind.__name__, "options": options}
+    if isinstance(layer, AttendedCalls):
+        described["layers"] = list(map(describe_layer, layer.layers))
+        described["calls"] = list(map(_describe_call, layer.calls))
+    elif isinstance(layer, RelativeAttention | NormalisedConv):
+        options |= layer.options()
+    elif kind in SUPPORTED_CONVOLUTIONS:
+        options |= {name: getattr(layer, name) for name in (*OPTIONS, "padding_mode")}
+        options["bias"] = layer.bias is not None
+    if isinstance(layer, TransposedConvolution):
+        options["output_padding"] = layer.output_padding
+    if isinstance(layer, RelativeAttention):
+        described["encoding"] = describe_encoding(layer.encoding)
+        content = layer.content_terms
+        described["content"] = None if content is None else asdict(content)
+    return described
 
 
-def rebuild_layer(description: dict[str, Any]) -> nn.Module:
+def rebuild_layer(description: Mapping[str, Any], place: Any = None) -> nn.Module:
     """Builds the layer that `describe_layer` described, with new weights on the default device.
 
-    An unknown class raises UnknownNameError, an encoding that is not registered UnsupportedModelError. A damaged
-    description raises whatever building from it raises.
+    `place` is the module whose calls `AttendedCalls` attend to. An unknown class raises UnknownNameError, an encoding
+    that is not registered UnsupportedModelError. A damaged description raises whatever building from it raises.
     """
     name = description["kind"]
     if name not in KINDS:
         raise UnknownNameError("kind of layer", name, KINDS)
-    options = {key: _tuples(value) for key, value in description["options"].items()}
     kind: Any = KINDS[name]
+    if kind is AttendedCalls:
+        layers = list(map(rebuild_layer, description["layers"]))
+        return kind(place, layers, list(map(_rebuild_call, description["calls"])))
+    options = {key: _tuples(value) for key, value in description["options"].items()}
     if not issubclass(kind, RelativeAttention):
         return kind(**options, device=None)  # which a description must not choose
     encoding = description["encoding"]
@@ -82,13 +86,11 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     return kind(encoding=built, **options, device=None)
 
 
-def describe_call(call: Call) -> dict[str, Any]:
-    """Describes a call of a convolution as a function, as JSON types."""
+def _describe_call(call: Call) -> dict[str, Any]:
     return {**asdict(call), "module": call.module.__name__}
 
 
-def rebuild_call(description: Mapping[str, Any]) -> Call:
-    """Builds the call that `describe_call` described."""
+def _rebuild_call(description: Mapping[str, Any]) -> Call:
     options = {name: _tuples(value) for name, value in description["options"].items()}
     kind: Any = KINDS[description["module"]]
     shape = tuple(description["shape"])

@@ -111,7 +111,8 @@ def save_network(
         layers = describe_layers(network)
         if builder is not None:
             fresh = create_network(builder, arguments)
-            layers = _layers_unlike(fresh, layers)
+            own = describe_layers(fresh)
+            layers = [layer for layer in layers if layer not in own]
             _require_rebuilt(structure, fresh, layers, described["buffers"], arguments)
     except UnsupportedModelError as error:
         place = f" as {builder}" if builder else ""
@@ -210,19 +211,16 @@ def _require_saveable(network: nn.Module) -> None:
     wrappers = nn.DataParallel | nn.parallel.DistributedDataParallel
     if hasattr(network, "_orig_mod") or isinstance(network, wrappers):
         raise UnsupportedModelError(f"{refusal}: save the network that it wraps")
-    modules = dict(network.named_modules(remove_duplicate=False))
-    homes = {name: type(module).__module__ for name, module in modules.items()}
-    for name, module in modules.items():
+    for name, module in network.named_modules():
         if isinstance(module, FrozenAttention):
             raise UnsupportedModelError(
                 f"{refusal}: {name or ITSELF} is frozen and has no weights of its own. Save the network that was"
                 " frozen, and freeze it again after loading"
             )
-        if homes[name].startswith("convattn.heads."):
-            maker = "replace_heads"
+        if type(module).__module__.startswith("convattn.heads."):
             raise UnsupportedModelError(
-                f"{refusal}: {name} was made by {maker}, which a saved network cannot record. Save the state_dict, and"
-                f" load it after the same call of {maker}"
+                f"{refusal}: {name} was made by replace_heads, which a saved network cannot record. Save the"
+                " state_dict, and load it after the same call of replace_heads"
             )
 
 
@@ -236,12 +234,6 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
             f"certificate must be that of this {type(network).__name__} as it is now, but is of another network, or its"
             " weights, layers or attributes were changed. Convert again, or leave it out"
         )
-
-
-def _layers_unlike(fresh: nn.Module, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the layers that differ from those of a new network."""
-    present = describe_layers(fresh)
-    return [layer for layer in layers if layer not in present]
 
 
 def _require_rebuilt(
@@ -274,9 +266,8 @@ def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _builder_versions(builder: str | None) -> dict[str, str]:
-    packages = ["torch"]
-    if builder is not None and split_source(builder)[0] != "convattn":
-        packages.append(split_source(builder)[0])
+    home = split_source(builder)[0] if builder else "convattn"
+    packages = ["torch"] if home == "convattn" else ["torch", home]
     return {package: version(package) for package in packages}
 
 

@@ -30,7 +30,6 @@ from convattn.networks.images import (
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
-from convattn.structure import network_digest
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional
@@ -221,12 +220,8 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
         raise ArgumentError(
             f"report is of another network: {first.title} has no layer {some(measured)}"
         )
-    changed = []
-    for name, digest in (report.weights or {}).items():
-        if name in modules and network_digest(modules[name]) != digest:
-            changed.append(name)
-    if changed:
-        layers = some([name for name in changed if name]) or "layers that were not measured"
+    layers = report.changed_in(first.network)
+    if layers:
         raise ArgumentError(
             f"report was measured with other weights than {first.title} has, of {layers}"
         )

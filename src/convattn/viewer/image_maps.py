@@ -14,6 +14,7 @@ from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelErr
 from convattn.functional import attention_weights, pad_keys
 from convattn.functional.reference import scores_of_images
 from convattn.heads.catalogue import attention_layers
+from convattn.heads.head_report import call_name
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 from convattn.layers import RelativeAttention
@@ -88,18 +89,12 @@ def read_layers(
     inputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
-    def numbered(name: str) -> str:
-        calls[name] += 1
-        if calls[name] == 1:
-            return name
-        return f"{name} (call {calls[name]})"
-
     def note_input(
         name: str, layer: RelativeAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         inputs[name] = x = layer.batch_of(*args, **kwargs)
         if is_positional(layer):
-            callback(LayerCall(numbered(name), layer, tuple(x.shape[2:]), None, {}))
+            callback(LayerCall(call_name(name, calls), layer, tuple(x.shape[2:]), None, {}))
 
     def read(call: AttentionCall) -> None:
         name, layer, size = call.name, network.get_submodule(call.name), ()
@@ -109,7 +104,7 @@ def read_layers(
             x = inputs.pop(name)
             size = tuple(x.shape[2:])
             parts["content"] = _content_weights(layer, x)
-        callback(LayerCall(numbered(name), layer, size, call, parts))
+        callback(LayerCall(call_name(name, calls), layer, size, call, parts))
 
     positional = [name for name in known if is_positional(network.get_submodule(name))]
     with ExitStack() as hooks:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from convattn.layers import RelativeAttention2d
-from convattn.layers.block import MixingBlock
 from convattn.models import AttentionNet
+from convattn.models.block import MixingBlock
 from convattn.structure import full_name
 from convattn.viewer.lattice import Place
 from convattn.viewer.scene import SceneTensors

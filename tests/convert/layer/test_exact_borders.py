@@ -128,7 +128,6 @@ def test_a_layer_that_is_cast_to_half_precision_correlates_in_float32(dtype):
     x = 3 + torch.randn(2, 1, 19, 23).to(dtype)
     wide = copy.deepcopy(conv).double()
     assert (conv(x) - wide(x.double())).abs().max() <= torch.finfo(dtype).eps / 2 * x.abs().max()
-    assert torch.equal(conv.freeze((19, 23))(x), conv(x))
 
 
 def test_hard_heads_stay_plain_and_far_ones_are_refused():
@@ -209,16 +208,3 @@ def test_gradients_of_every_input():
     x = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, *conv.parameters()))
     assert torch.autograd.gradgradcheck(lambda x, *_: conv(x), (x, *conv.parameters()))
-
-
-def test_a_frozen_copy_holds_its_divisors():
-    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic")
-    conv, _ = exact(layer, (7, 11))
-    frozen, x = conv.freeze((7, 11)), torch.randn(2, 3, 7, 11)
-    assert torch.equal(frozen(x), conv(x))
-    assert frozen.divisors.shape == (1, 4, 7, 11)
-    assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    with pytest.raises(ShapeError, match=r"spatial size \(7, 11\)"):
-        frozen(torch.zeros(1, 3, 7, 7))
-    with pytest.raises(ArgumentError, match="load into the network, then freeze it again"):
-        frozen.load_state_dict(conv.state_dict())  # its divisors would be those of other scores

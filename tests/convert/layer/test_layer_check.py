@@ -17,7 +17,7 @@ from tests.convert.layer.layer_check_cases import (
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
-from convattn.encodings import Quadratic
+from convattn.encodings import AxisAdditiveEncoding, Quadratic
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
@@ -53,7 +53,8 @@ def require_promise(certificate, made, source, x):
 def real_attention(layer):
     """The layer's own function: softmax in float64, never the path by which hard heads are a convolution."""
     copied = copy.deepcopy(layer).double().eval()
-    copied.impl = "separable" if copied.encoding.axis_additive else "dense"
+    additive = isinstance(copied.encoding, AxisAdditiveEncoding)
+    copied.impl = "separable" if additive else "dense"
     return copied
 
 

@@ -215,7 +215,11 @@ KINDS = "images must be a tensor, .*a tuple of arguments or a mapping .*, but is
         ),
         ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'y"),
         ({"impl": "separabel"}, UnknownNameError, "unknown impl 'separabel': did you mean 'separa"),
-        ({"sharpness": -1}, ArgumentError, "sharpness must be a positive finite number, but is -1"),
+        (
+            {"sharpness": -1},
+            ArgumentError,
+            "sharpness must be a positive finite number in torch.float32, but is -1",
+        ),
         (
             {"exclude": 3},
             ArgumentError,

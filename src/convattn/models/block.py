@@ -5,9 +5,6 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError
-from convattn.grid import whole_number
-
 _EPSILON = 1e-12
 """BERT's, in its layer normalisation."""
 
@@ -29,14 +26,10 @@ class MixingBlock(nn.Module):
         width: int,
         *,
         ffn: int,
-        dropout: float = 0.1,
+        dropout: float,
     ) -> None:
         """Builds the block around a mixer, which takes and returns (batch, width, *spatial)."""
         super().__init__()
-        whole_number("width", width)
-        whole_number("ffn", ffn)
-        if not 0 <= dropout < 1:
-            raise ArgumentError(f"dropout must be a probability in [0, 1), but is {dropout}")
         self.mixer = mixer
         self.dense = nn.Linear(width, width)  # D
         self.mixer_norm = nn.LayerNorm(width, eps=_EPSILON)

@@ -1,0 +1,31 @@
+"""Fills the templates of the laboratory's pages, which are HTML or Markdown."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from convattn.errors import optional_module
+from convattn.lab.tables import cell
+
+
+def fill_template(template: str, **contents: Any) -> str:
+    """Fills a template in the folder of this file.
+
+    Text in HTML is escaped. The filter `cell` makes a cell of a table in Markdown, `number` formats a number, and
+    `base64` is for pictures.
+    """
+    jinja2 = optional_module("jinja2", "jinja2", "analyze")
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=template.endswith(".html"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+    def as_base64(content: bytes) -> str:
+        return base64.b64encode(content).decode()
+
+    pages.filters |= {"cell": cell, "number": format, "base64": as_base64}
+    return pages.get_template(template).render(**contents).lstrip()
