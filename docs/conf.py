@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from docutils.nodes import Element
+from docutils.nodes import Element, Node
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -63,6 +64,13 @@ def find_error(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Ele
     return next(filter(None, found), None)
 
 
+def let_boxes_scroll(_app: Sphinx, _name: str, _template: str, context: dict[str, Any], _tree: Node | None) -> None:
+    """Lets the keyboard reach tables and code, which scroll where they are wider than the page."""
+    if "body" in context:
+        boxes = r'<(pre\b|div (?=class="table-wrapper))'
+        context["body"] = re.sub(boxes, r'<\1 tabindex="0" ', context["body"])
+
+
 def write_live_page(app: Sphinx, error: Exception | None) -> None:
     """Writes the interactive page that the front page shows, unless it is there."""
     page = Path(app.outdir) / "live" / "index.html"
@@ -91,5 +99,6 @@ def setup(app: Sphinx) -> None:
     """Lets the build write the interactive page, copy the gallery, and read pages that GitHub shows as well."""
     app.connect("source-read", leave_links_out)
     app.connect("missing-reference", find_error)
+    app.connect("html-page-context", let_boxes_scroll)
     app.connect("build-finished", write_live_page)
     app.connect("build-finished", copy_gallery)

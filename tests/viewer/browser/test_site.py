@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from playwright.sync_api import expect
+from tests.viewer.browser.axe import complaints
 
 ROOT = Path(__file__).parents[3]
 
@@ -97,7 +98,7 @@ def test_a_lost_link_is_found(tmp_path):
     [
         "index.html",
         "tutorials/convolution-is-attention.html",
-        "results/index.html",
+        "results/trained-heads.html",
         "gallery/index.html",
         "reference/api/layers.html",
     ],
@@ -105,6 +106,7 @@ def test_a_lost_link_is_found(tmp_path):
 def test_pages_fit_and_complain_of_nothing(page, dark, address, opened):
     shown = opened(f"{address}/{page}", width=390, dark=dark)
     assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+    assert complaints(shown) == []
     shown.set_viewport_size({"width": 1280, "height": 900})
     assert shown.evaluate("document.documentElement.scrollWidth") <= 1280
     if page == "index.html":
