@@ -241,9 +241,10 @@ class Encoding(nn.Module, ABC):
         """
         if len(axes) != self.dims:
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
-        lowest = [axis.lowest for axis in axes]
-        highest = [axis.highest for axis in axes]
-        self._require_span(lowest, highest)
+        if self.extent:
+            lowest = [axis.lowest for axis in axes]
+            highest = [axis.highest for axis in axes]
+            self._require_span(lowest, highest)
 
     @abstractmethod
     def score(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:

@@ -184,12 +184,14 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
 
 def _joins_axes(sizes: CallSizes) -> bool:
     """Tells whether products over all pairs take less time than one for each axis, whose means are moved."""
-    if sizes.line is not None or not sizes.fits:
+    if sizes.line is not None:
         return False
     means = sizes.batch * sizes.heads * sizes.channels * max(sizes.queries, sizes.keys)
     means *= sizes.product_dtype.itemsize
     if not is_accelerator(sizes.device):
-        return sizes.keys <= _JOINED and means > SMALL_BYTES
+        return means > SMALL_BYTES and sizes.keys <= _JOINED
+    if not sizes.fits:
+        return False
     pairs = sizes.mixing(sizes.channels, by_axis=False)
     joined = sizes.seconds(3, pairs, 12 * sizes.weights(by_axis=False))
     moved = 4 * means

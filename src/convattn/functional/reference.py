@@ -18,7 +18,6 @@ from convattn.encodings.encoding import compute_parameters
 from convattn.functional.torch_modes import (
     at_least_float32,
     is_accelerator,
-    needs_own_operations,
     without_autocast,
 )
 from convattn.grid import Axis, Geometry
@@ -110,8 +109,8 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    learns = table.requires_grad or needs_own_operations(table)
-    if is_accelerator(table.device) or not learns:
+    learns = table.requires_grad or torch.jit.is_tracing()
+    if not learns or is_accelerator(table.device):
         return _windows(table, axes)
     # on a CPU the gradient by numbers of places takes a quarter of the time of that by windows (32 x 32)
     places = displacement_places(axes, device=table.device)
