@@ -227,7 +227,7 @@ def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convo
     other = FrozenAttention(
         RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"), [(7, 5), (11, 13)]
     )
-    assert other.sizes == ((7, 5), (11, 13))
+    assert tuple(other._prepared) == ((7, 5), (11, 13))
     with pytest.raises(AttributeError, match=r"has no attribute 'weight'$"):
         _ = other.weight
 

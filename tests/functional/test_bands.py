@@ -13,11 +13,11 @@ from convattn.budget import assert_within_budget, roundings
 from convattn.functional import (
     attend,
     attention_weights,
-    combine_heads,
     displacement_scores,
     pad_keys,
 )
 from convattn.functional.bands import MOST_TAPS, band_attention, find_bands
+from convattn.functional.reference import combine_heads
 from convattn.grid import Axis, Geometry
 
 

@@ -9,12 +9,12 @@ from convattn.budget import Sums, assert_within_budget
 from convattn.functional import (
     attend,
     attention_weights,
-    combine_heads,
     displacement_scores,
     position_weights,
     separable_attention,
 )
 from convattn.functional.fourier import fourier_attention, fourier_filters
+from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
 HEADS = 4

@@ -228,7 +228,7 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         layer.encoding.require_axes(unit_steps(geometry, sizes))
         return sizes
     extent = layer.encoding.extent
-    if extent is not None:
+    if extent:
         return _sizes_of_table(geometry, extent)
     heads = fixed_heads(layer)
     least = smallest_image(geometry)

@@ -264,6 +264,8 @@ class Watcher:
     def _note(self, product: Product) -> None:
         """Notes a product for the attention module that is running."""
         for call, products in reversed(self._stack):
+            if is_own(call.module):  # which says itself what it computes
+                return
             if call.module in self._layers:
                 # Now, because the module may change its tensors in place afterwards.
                 with without_modes(self.model):
@@ -272,7 +274,7 @@ class Watcher:
                 proof = product.proof(weights, first) if self._prove else UNPROVED
                 products.append((product, weights, proof))
                 return
-            if is_own(call.module) or attention_class(call.module) is not None:
+            if attention_class(call.module) is not None:
                 return
         if self._strict:
             running = [call for call, _ in reversed(self._stack)]
