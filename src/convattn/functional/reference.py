@@ -109,7 +109,7 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    learns = table.requires_grad or torch.jit.is_tracing()
+    learns = table.requires_grad or torch._C._is_tracing()
     if not learns or is_accelerator(table.device):
         return _windows(table, axes)
     # on a CPU the gradient by numbers of places takes a quarter of the time of that by windows (32 x 32)
