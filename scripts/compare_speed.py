@@ -115,7 +115,6 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     by_name = {case.name: case for case in cases()}
     name, call = "", None
     for line in sys.stdin:

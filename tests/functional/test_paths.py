@@ -10,11 +10,10 @@ from convattn.functional import (
     attend,
     attention_weights,
     displacement_scores,
-    position_weights,
     separable_attention,
 )
 from convattn.functional.fourier import fourier_attention, fourier_filters
-from convattn.functional.reference import combine_heads
+from convattn.functional.reference import combine_heads, position_weights
 from convattn.grid import Axis
 
 HEADS = 4

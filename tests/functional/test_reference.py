@@ -10,11 +10,9 @@ from convattn.budget import assert_within_budget, roundings
 from convattn.functional import (
     attend,
     attention_weights,
-    content_scores,
     displacement_scores,
-    position_weights,
 )
-from convattn.functional.reference import combine_heads
+from convattn.functional.reference import combine_heads, content_scores, position_weights
 from convattn.grid import Axis
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))

@@ -10,8 +10,7 @@ from torch.nn.utils import prune
 from convattn.budget import budget, roundings
 from convattn.encodings import LearnedAxial, Quadratic
 from convattn.errors import ArgumentError
-from convattn.functional import content_scores
-from convattn.functional.reference import gated_weights
+from convattn.functional.reference import content_scores, gated_weights
 from convattn.layers import (
     Content,
     RelativeAttention1d,

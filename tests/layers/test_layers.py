@@ -137,6 +137,19 @@ def test_keys_are_left_out(case, monkeypatch):
     assert max(left_out) > 0
 
 
+def test_where_the_matrices_alone_learn_nothing_else_is_differentiated(monkeypatch):
+    make_pieces_small(monkeypatch)
+    monkeypatch.setattr(tiles._Means, "backward", None)  # calling it would fail
+    contract = CaseContract()
+    contract.case = PIECEWISE[1]
+    layer = contract.made()
+    layer.encoding.requires_grad_(False)
+    layer(contract.images()).sum().backward()
+    layer.encoding.requires_grad_()
+    with pytest.raises(TypeError, match="callable"):
+        layer(contract.images()).sum().backward()
+
+
 def turned(tensor):
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 

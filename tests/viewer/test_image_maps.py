@@ -10,8 +10,8 @@ import torch
 from tests.viewer.node import run_node
 from torch import Tensor, nn
 
-from convattn.functional import attention_weights, pad_keys, position_weights
-from convattn.functional.reference import scores_of_images
+from convattn.functional import attention_weights, pad_keys
+from convattn.functional.reference import position_weights, scores_of_images
 from convattn.heads.layout import AttentionCall, Layout
 from convattn.heads.reading import watch
 from convattn.layers import Content, RelativeAttention2d

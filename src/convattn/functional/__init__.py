@@ -13,11 +13,9 @@ from convattn.functional.reference import (
     add_bias,
     attend,
     attention_weights,
-    content_scores,
     displacement_scores,
     pad_keys,
     position_share,
-    position_weights,
 )
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import WindowConvolution, find_shifts, window_convolution
@@ -31,14 +29,12 @@ __all__ = [
     "add_bias",
     "attend",
     "attention_weights",
-    "content_scores",
     "displacement_scores",
     "find_shifts",
     "fused_attention",
     "pad_keys",
     "position_channels",
     "position_share",
-    "position_weights",
     "quadratic_channels",
     "quadratic_error",
     "separable_attention",

@@ -3,7 +3,7 @@
     pixels of some images              (keys, images, channels, keys)
     along the first axis, some heads   (heads, queries, images, channels, keys)
     along the last axis                (heads, queries, images, channels, queries)
-    a row for each channel of a head   (heads channels, queries images queries): one product with their W_h
+    a row for each channel of a head   (heads, channels, queries images queries), times W_h, summed over heads
 
 Channels lie between the axes, so that products are large if channels are few. Queries are computed over the keys that
 matter to them. For gradients, intermediate results are computed again.
@@ -73,7 +73,10 @@ class _Product(torch.autograd.Function):
             for tile in tiles:
                 mixed = means.rows(tile, means.stages(tile)[-1])
                 for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
-                    if matrix.shape[1:] == (1, 1):  # in a fifth of the time
+                    if matrix.shape[1:] == (
+                        1,
+                        1,
+                    ):  # a call takes half the time (128 channels, 14 x 14)
                         total.addcmul_(matrix, of_head)
                     else:
                         total.baddbmm_(matrix, of_head)
@@ -110,9 +113,10 @@ class _Product(torch.autograd.Function):
                     into = of_groups(by_maps, ctx.groups)[tile.heads]
                     for by_matrix, of_head in zip(into, mixed, strict=True):
                         by_matrix.baddbmm_(upstream, of_head.mT)
-                for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
-                    torch.bmm(matrix.mT, upstream, out=of_head)
-                means.backward(tile, stages, by_pixels, by_weights)
+                if needs_pixels or any(needs_weights):
+                    for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
+                        torch.bmm(matrix.mT, upstream, out=of_head)
+                    means.backward(tile, stages, by_pixels, by_weights)
         return by_pixels, by_maps, None, *by_weights
 
 
