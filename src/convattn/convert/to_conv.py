@@ -127,21 +127,25 @@ def attention_to_conv(
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
         _require_small(taps, layer)
     require_options(kernel_size, mass, borders)
-    if mass is None:
-        mass = torch.finfo(layer.like.dtype).eps
+    eps = torch.finfo(layer.like.dtype).eps
+    mass = mass or eps
     modes = _MODES if layer.geometry.keeps_grid else (layer.geometry.padding_mode,)
     sizes = choose_sizes(layer, mass, spatial)
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
             rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
+            choices = []
+            for mode in modes:
+                with nullcontext() if borders == "plain" else suppress(ConversionError):
+                    choices.append(choose_kernel(layer, sizes, maps, taps, mass, mode))
             promise: Promise | None = None
-            if borders != "plain" and not _plain_is_exact(layer, sizes, maps, mass, modes):
+            is_exact = any(choice.errors.max().item() <= eps for choice in choices)
+            if borders != "plain" and not is_exact:
                 # what is missed counts twice
-                with suppress(ConversionError) if borders == "auto" else nullcontext():
+                with suppress(ConversionError) if borders == "auto" and choices else nullcontext():
                     promise = normalise(layer, sizes, mass / 4, rows, content_share)
             if promise is None:
-                choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
                 choice = closest_kernel(layer, sizes, choices)
                 promise = promise_kernel(layer, choice, rows, content_share)
             return promise.conv, certify_layer(promise, sizes)
@@ -411,26 +415,8 @@ def promise_kernel(
         exact=errors.max().item() <= torch.finfo(dtype).eps,
         leak=choice.leak + content_share,
         per_unit=(errors.mT @ rows).amax(0),
-        rounding=kernel_rounding(dtype, conv.bias, kernel, rows),
-        exact_rounding=kernel_rounding(torch.float64, conv.bias, kernel, rows),
+        rounding=lambda dtype: kernel_rounding(dtype, conv.bias, kernel, rows),
         any_size=choice.any_size,
         stored=lambda x: rounded * largest(x),
         in_other_orders=lambda x: [summed_otherwise(conv, x)],
     )
-
-
-def _plain_is_exact(
-    layer: RelativeAttention,
-    sizes: tuple[int, ...],
-    maps: Float[Tensor, "heads outputs channels"],
-    mass: float,
-    modes: Sequence[str],
-) -> bool:
-    """Tells whether a plain convolution errs by rounding only: heads are hard, or the layer pads by all they see."""
-    eps = torch.finfo(layer.like.dtype).eps
-    for mode in modes:
-        with suppress(ConversionError):
-            choice = choose_kernel(layer, sizes, maps, None, mass, mode)
-            if choice.errors.max().item() <= eps:
-                return True
-    return False
