@@ -132,8 +132,7 @@ class AttentionMap:
         while True:
             faces = []
             for dim in range(1, box.ndim):
-                last = box.shape[dim] - 1
-                for end in (0, last) if last else ():
+                for end in (0, -1) if box.shape[dim] > 1 else ():
                     face = box.select(dim, end).reshape(len(box), -1).sum(1)
                     if bool((face <= rest).all()):
                         faces.append((face.max().item(), dim, end, face))
@@ -141,12 +140,9 @@ class AttentionMap:
                 return tuple(low), tuple(high)
             _, dim, end, face = min(faces, key=lambda item: item[0])
             rest = rest - face
-            start = 0 if end else 1
-            box = box.narrow(dim, start, box.shape[dim] - 1)
-            if end:
-                high[dim - 1] -= 1
-            else:
-                low[dim - 1] += 1
+            box = box.narrow(dim, 1 + end, box.shape[dim] - 1)
+            low[dim - 1] += 1 + end
+            high[dim - 1] += end
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""

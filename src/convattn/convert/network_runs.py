@@ -327,8 +327,6 @@ def run_batches(
             placed = _placed_like(placed, like.others[number])
         numbers.append({at: _as_real(part) for at, part in placed.items() if _is_floating(part)})
         others.append({place: _comparable(part) for place, part in placed.items()})
-    if len(numbers) == 1:
-        return Run(numbers[0], others)
     if len({frozenset(outputs) for outputs in numbers}) > 1:  # one output for each image
         apart = {}
         for number, outputs in enumerate(numbers):
@@ -336,8 +334,8 @@ def run_batches(
         return Run(apart, others)
     joined = {}
     for place in numbers[0]:
-        several = [outputs[place] for outputs in numbers]
-        joined[place] = torch.cat(torch.atleast_1d(*several))
+        several = [torch.atleast_1d(outputs[place]) for outputs in numbers]
+        joined[place] = torch.cat(several)
     return Run(joined, others)
 
 

@@ -272,12 +272,9 @@ def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
-    """Returns the shortest name that begins with this one, else up to three that begin almost like it."""
-    longer = [model for model in known if model.startswith(name)]
-    if longer:
-        return [min(longer, key=len)]
+    """Returns up to three names that begin almost like this one, of several that begin alike the shortest."""
     beginnings: dict[str, str] = {}
-    for model in known:
+    for model in sorted(known, key=len):
         beginnings.setdefault(model[: len(name) + 1], model)
     return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, n=3)]
 
