@@ -15,11 +15,10 @@ from torch.nn.utils import parametrize
 from convattn.convert.attention_map import AttentionMap
 from convattn.convert.certificate import Certificate, require_share
 from convattn.convert.hard_heads import (
-    box_window,
     find_hard_heads,
+    find_window,
     fixed_heads,
     own_window,
-    sized_windows,
     unit_steps,
 )
 from convattn.convert.layer_check import (
@@ -249,8 +248,9 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
             enough = heads.seen(axes)
         else:
             attention = AttentionMap.of(layer, axes)
-            own = _sufficient_window(attention, geometry, mass)
-            enough = own is not None or attention.falls_off(mass)
+            own = own_window(geometry)
+            holds = own is not None and attention.left_out(own) <= mass
+            enough = holds or attention.falls_off(mass)
         if enough:
             return sizes
         extra += extra // 2
@@ -263,14 +263,6 @@ def _sizes_of_table(geometry: Geometry, extent: Sequence[int]) -> tuple[int, ...
         pixels = (keys - sum(pads) - 1) // step + 1
         sizes.append(max(1, pixels))
     return tuple(sizes)
-
-
-def _sufficient_window(attention: AttentionMap, geometry: Geometry, mass: float) -> Window | None:
-    """Returns the layer's own window if it holds all but `mass` of each head, else None."""
-    own = own_window(geometry)
-    if own is None or attention.left_out(own) <= mass:
-        return own
-    return None
 
 
 def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequence[int]) -> str:
@@ -316,39 +308,26 @@ def choose_kernel(
     geometry = layer.geometry
     axes = unit_steps(geometry, sizes)
     hard = find_hard_heads(layer, axes, mode)
-    window = None if hard is None else hard.window(geometry, taps)
-    if hard is not None and window is not None:
+    window = None if hard is None else find_window(hard, geometry, taps, mass)
+    if hard is not None and window is not None and not hard.left_out(window):
         mode = _paddable_mode(window, geometry, mode, sizes)
         errors = maps.new_full((len(maps), 1), 2 * hard.leak)
         kernel = hard.kernel(window, maps)
         return KernelChoice(kernel, window, mode, errors, hard.leak, hard.any_size)
     attention = AttentionMap.of(layer, axes)
-    window = _window_of_heads(attention, geometry, taps, mass)
+    window = find_window(attention, geometry, taps, mass)
+    if window is None and taps is not None:
+        size = "the layer's output size (odd instead of even, or even instead of odd)"
+        expectation = f"one with which a torch convolution gives {size}"
+        raise ArgumentError(must_be("kernel_size", expectation, taps))
+    if window is None:
+        raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
     mode = _paddable_mode(window, geometry, mode, sizes)
     crops = any(pixels < 0 for pair in geometry.padding for pixels in pair)
     errors = attention.errors(window, geometry, zeros=mode == "zeros" and not crops)
     kernel = attention.kernel(window, maps)
     leak = attention.leak(window)
     return KernelChoice(kernel, window, mode, errors.flatten(1), leak, any_size=False)
-
-
-def _window_of_heads(
-    attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float
-) -> Window:
-    """Chooses the window for heads that are not hard."""
-    if taps is not None:
-        windows = sized_windows(geometry, taps)
-        if not windows:
-            size = "the layer's output size (odd instead of even, or even instead of odd)"
-            expectation = f"one with which a torch convolution gives {size}"
-            raise ArgumentError(must_be("kernel_size", expectation, taps))
-        return min(windows, key=attention.left_out)
-    window = _sufficient_window(attention, geometry, mass)
-    if window is None:
-        window = box_window(geometry, *attention.trimmed(mass))
-    if window is None:
-        raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
-    return window
 
 
 def closest_kernel(
