@@ -390,15 +390,13 @@ class Recorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def record_calls(model: nn.Module, arguments: Arguments) -> list[Recorder]:
+def record_calls(model: nn.Module, arguments: Arguments) -> Recorder:
     """Runs copies of a network in evaluation mode on an image, and on two with other numbers; notes their calls."""
-    recorders = []
+    recorder = Recorder()
     other = arguments.batches(2)[0].changed(_by_a_tenth)
     for images in (arguments.batches(1)[0], other):
-        recorder = Recorder()
         run_copy(model, [images._replace(mode=recorder)], recorder.watch)
-        recorders.append(recorder)
-    return recorders
+    return recorder
 
 
 def _by_a_tenth(x: Tensor) -> Tensor:
