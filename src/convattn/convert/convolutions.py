@@ -250,8 +250,7 @@ def _why_not_found(
         return "the images reach no convolution in it"
     first, *others = own_runs
     for run in others:
-        alike = len(run) == len(first)
-        if not alike or not all(seen.is_like(one) for seen, one in zip(run, first, strict=True)):
+        if len(run) != len(first) or not all(map(SeenCall.is_like, run, first)):
             return "the convolutions that it calls depend on the input"
     own = {module._parameters.get(seen.call.weight or "") for seen in first}
     computed = not all(seen.call.weight for seen in first)

@@ -48,20 +48,18 @@ class HardHeads(NamedTuple):
 
     def seen(self, axes: tuple[Axis, ...]) -> bool:
         """Tells whether each displacement leads from some query to a key."""
-        for along, axis in zip(zip(*self.displacements, strict=True), axes, strict=True):
-            if min(along) < axis.lowest or max(along) > axis.highest:
-                return False
-        return True
+        along = zip(*self.trimmed(0), axes, strict=True)
+        return all(axis.lowest <= low and high <= axis.highest for low, high, axis in along)
 
     def are_padded_by(self, geometry: Geometry, mode: str) -> bool:
         """Tells whether padding in `mode` holds the same beyond the keys as the nearest key, where heads lead there."""
         beyond = []  # The padding on the sides where a head of some query leads beyond the keys
-        windows = zip(geometry.kernel_size, geometry.dilation, geometry.anchor, strict=True)
-        along = zip(zip(*self.displacements, strict=True), windows, geometry.padding, strict=True)
-        for pixels, (taps, step, anchor), (before, after) in along:
-            if min(pixels) < -anchor:
+        taps = geometry.taps()
+        along = zip(*self.trimmed(0), taps[0], taps[-1], geometry.padding, strict=True)
+        for low, high, first, last, (before, after) in along:
+            if low < first:
                 beyond.append(before)
-            if max(pixels) > step * (taps - 1) - anchor:
+            if high > last:
                 beyond.append(after)
         if not beyond:
             return True

@@ -235,12 +235,12 @@ class Arguments(NamedTuple):
         return self._replace(positional=positional, named=named)
 
 
-def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
-    """Reads the arguments that a network is to run on: one, a tuple or a mapping; draws an image for None.
+def read_arguments(model: nn.Module, images: Images | None, *, may_draw: bool = True) -> Arguments:
+    """Reads the arguments that a network is to run on: one, a tuple or a mapping; may draw an image for None.
 
     Raises ArgumentError for other types, empty tensors and tensors without values.
     """
-    if images is None:
+    if images is None and may_draw:
         drawn = draw_image(model)
         words = f"one standard normal image {tuple(drawn.shape)}, seed {SEED}"
         return Arguments((drawn,), {}, words)
