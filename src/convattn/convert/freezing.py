@@ -58,7 +58,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     frozen: dict[nn.Module, nn.Module] = {}
     for name, several in inputs.shapes.items():
         layer: Any = copied.get_submodule(name)
-        reason = first_change(layer, computed=lambda _: True)
+        reason = first_change(layer)
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
         sizes = dict.fromkeys(shape[2:] for shape in several)

@@ -182,14 +182,13 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
         raise UnsupportedModelError(
             f"cannot convert {own_class.__name__} to a convolution: supported layers are {known}"
         )
-    own = (layer, layer.values)
     values = parametrize.type_before_parametrizations(layer.values)
     if values not in (MergedValues, FactoredValues):
         reason = f"its values must be MergedValues or FactoredValues, but are {values.__name__}"
     elif layer.content is not None and layer.gate is None:
         reason = "its scores depend on content, those of a convolution do not"
     else:
-        reason = first_change(layer, computed=lambda part: part not in own)
+        reason = first_change(layer, (layer, layer.values))
     for name, numbers in layer.named_parameters():
         reason = reason or why_not_numbers(name, numbers)
     if reason is not None:

@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from convattn.convert.certificate import Certificate, NetworkCertificate
+from convattn.convert.surgery import require_network
 from convattn.errors import (
     ArgumentError,
     UnsupportedModelError,
     must_be,
-    must_be_a,
     optional_module,
 )
 from convattn.files import new_folder, write_atomically
@@ -87,8 +87,7 @@ def save_network(
         ...     type(load_network(folder, model=net)[0]).__name__
         'RelativeAttention1d'
     """
-    if not isinstance(network, nn.Module):
-        raise ArgumentError(must_be_a("network", "an nn.Module", network))
+    require_network("network", network)
     if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
     if source is None and options:
