@@ -6,7 +6,7 @@ harm; a call that comes in another order than when the network was converted is 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -230,17 +230,6 @@ class AttendedCalls(nn.Module):
                 if other in state_dict:
                     state_dict[key] = state_dict[other]
         super()._load_from_state_dict(state_dict, *others, **named)
-
-
-def attended(
-    layers: Mapping[nn.Module, Sequence[tuple[Call, nn.Module]]],
-) -> dict[nn.Module, AttendedCalls]:
-    """Wraps each module with the layers of its calls."""
-    wrapped = {}
-    for module, pairs in layers.items():
-        calls, own = zip(*pairs, strict=True)
-        wrapped[module] = AttendedCalls(module, own, calls)
-    return wrapped
 
 
 class Place(NamedTuple):

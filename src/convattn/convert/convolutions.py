@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
+from convattn.convert.calls import AttendedCalls, Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
 from convattn.convert.network_runs import Arguments
-from convattn.convert.surgery import matches, names_by_module, patterns
+from convattn.convert.surgery import graft, matches, names_by_module, patterns
 from convattn.convert.taps import (
     ATTENDS_ALREADY,
     OPTIONS,
@@ -83,6 +83,23 @@ class NetworkConvolution:
         if self.call is None:
             return self.name
         return f"{self.name}.layers.{self.number - 1}".removeprefix(".")
+
+
+def place_layers(
+    network: nn.Module, layers: Sequence[tuple[NetworkConvolution, nn.Module]]
+) -> nn.Module:
+    """Puts layers in the places of convolutions, of which modules that call them are wrapped; returns the network."""
+    replaced: dict[nn.Module, nn.Module] = {}
+    calling: dict[nn.Module, list[tuple[nn.Module, Call]]] = {}
+    for one, layer in layers:
+        module = network.get_submodule(one.name)
+        if one.call is None:
+            replaced[module] = layer
+        else:
+            calling.setdefault(module, []).append((layer, one.call))
+    for module, pairs in calling.items():
+        replaced[module] = AttendedCalls(module, *zip(*pairs, strict=True))
+    return graft(network, replaced)
 
 
 def find_convolutions(

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.calls import Call, attended
 from convattn.convert.certificate import Verdict
-from convattn.convert.convolutions import NetworkConvolution
+from convattn.convert.convolutions import NetworkConvolution, place_layers
 from convattn.convert.network_runs import (
     ROUNDINGS,
     Arguments,
@@ -35,7 +34,6 @@ from convattn.convert.rounding import (
     shapes_of,
     vary,
 )
-from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
 from convattn.errors import ConversionError
 from convattn.structure import dtype_name
@@ -251,7 +249,7 @@ def _with_convolutions(
         image, *_ = *positional, *named.values()
         return compute(conv, image)
 
-    calling: dict[nn.Module, list[tuple[Call, nn.Module]]] = {}
+    layers = []
     for one in convolutions:
         place = copied.get_submodule(one.name)
         present = place._parameters  # not the place: a cycle would keep the copy in memory
@@ -259,14 +257,10 @@ def _with_convolutions(
         own = {
             name: key for name, key in zip(("weight", "bias"), names, strict=True) if key in present
         }
-        run = partial(forward, copy.copy(one.conv), own, present)
-        if one.call is None:
-            place.forward = run
-        else:
-            layer = nn.Identity()
-            layer.forward = run
-            calling.setdefault(place, []).append((one.call, layer))
-    return graft(copied, attended(calling))
+        layer = place if one.call is None else nn.Identity()
+        layer.forward = partial(forward, copy.copy(one.conv), own, present)
+        layers.append((one, layer))
+    return place_layers(copied, layers)
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------
