@@ -48,7 +48,6 @@ _VARIES = (
     "rounding, random numbers or state kept between runs change its outputs too much to compare"
 )
 _NOTHING = "it returns no floating-point number other than 0"
-_MISREAD = "with its convolutions as they were read, it computes something else"
 
 _FARTHER = 2
 """How many times as far as an output a layer may be. A merged normalisation puts a large bias first: with AVX2 the sum
@@ -204,7 +203,9 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
         result, high, convolved, of_source, of_convolutions, steps, notes
     )
     if not (to_conv or by_layers) and not all(output.same for output in outputs):
-        notes.append(f"the network as a whole: {_MISREAD}")
+        notes.append(
+            "the network as a whole: with its convolutions as they were read, it computes something else"
+        )
     differing, hides = compare_parts(
         first.others, other_run.others, [run.others for run in moved], notes
     )
