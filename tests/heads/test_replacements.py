@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, with_weights
+from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, timm_beit, with_weights
 from tests.heads.attention_cases import TIMM
 from tests.heads.report_cases import (
     attention_maps,
@@ -178,6 +178,16 @@ def test_torch_returns_the_mean_of_the_weights_that_it_used():
     _, weights = network(x, average_attn_weights=False)
     hi, lows = references(lambda weights: replaced(weights).mean(1), weights.detach())
     assert_within_budget(found, hi, lows)
+
+
+def test_a_checkpoint_that_computes_a_layer_outside_its_network_is_refused():
+    network, x = timm_beit(), images()
+    report = analyze(network, x, controls=(), progress=False)
+    made, _ = replace_heads(network, report, [("blocks.0.attn", HEAD)], "one_tap")
+    made.train().set_grad_checkpointing()
+    loss = made(x).square().sum()
+    with pytest.raises(UnsupportedModelError, match=r"blocks.0.attn: .* and no checkpoint"):
+        loss.backward()
 
 
 def divided(weights):

@@ -1,6 +1,6 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, final
 
@@ -13,6 +13,7 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
 from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.families.attention_class import CallContext
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, Product
@@ -181,7 +182,7 @@ class FixedAttention(nn.Module):
         layout = None
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
-            layout = known.layout(replace(call, shape=product.shape))
+            layout = self._layout(known.layout, replace(call, shape=product.shape))
         *lead, _, _ = product.shape
         if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
             raise UnsupportedModelError(
@@ -224,6 +225,16 @@ class FixedAttention(nn.Module):
             if own is not None:
                 own.copy_(_with_heads(own, heads, weights, stays))
         return rearrange(out, f"{apart} -> {order}").view(product.out.shape)
+
+    def _layout(self, read: Callable[[CallContext], Layout], call: CallContext) -> Layout:
+        """Reads where queries and keys of a call lie."""
+        try:
+            return read(call)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(
+                f"{self.name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"
+                " gradients can compute it again"
+            ) from None
 
 
 def _weights(
