@@ -156,7 +156,7 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
 
     # the network of convolutions, in float64, and summed tap by tap
     network = other if to_conv else source
-    as_read = partial(_with_convolutions, convolutions)
+    as_read = partial(_with_convolutions, network, convolutions)
     convolved = None
     if high is not None:
         change = partial(as_read, _compute_in_float64)
@@ -229,6 +229,7 @@ def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
 
 
 def _with_convolutions(
+    network: nn.Module,
     convolutions: Sequence[NetworkConvolution],
     compute: Callable[[AnyConvolution, Tensor], Tensor],
     copied: nn.Module,
@@ -254,14 +255,24 @@ def _with_convolutions(
     for one in convolutions:
         place = copied.get_submodule(one.name)
         present = place._parameters  # not the place: a cycle would keep the copy in memory
-        names = ("weight", "bias") if one.call is None else (one.call.weight, one.call.bias)
-        own = {
-            name: key for name, key in zip(("weight", "bias"), names, strict=True) if key in present
-        }
+        own = _shared_parameters(network, one)
         layer = place if one.call is None else nn.Identity()
         layer.forward = partial(forward, copy.copy(one.conv), own, present)
         layers.append((one, layer))
     return place_layers(copied, layers)
+
+
+def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> dict[str, str]:
+    """Names the parameters of a convolution that are those of the module in its place, with their names there."""
+    shared = {}
+    held = network.get_submodule(convolution.name)._parameters
+    call = convolution.call
+    for name, tensor in convolution.conv.named_parameters():
+        own = name if call is None else getattr(call, name)
+        original = held.get(own or "")
+        if original is not None and original.data_ptr() == tensor.data_ptr():
+            shared[name] = own
+    return shared
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------
