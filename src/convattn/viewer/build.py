@@ -186,10 +186,10 @@ class _Network:
             if image == 0:
                 calls.append(call._replace(attention=None, parts={}))
                 if call.attention is not None:
-                    self.maps[call.name] = LayerMaps(call)
+                    number = f"{self.number}/{len(calls) - 1}"
+                    self.maps[call.name] = LayerMaps(call, number, self.tensors)
             if call.name in self.maps:
-                size = self.maps[call.name].add(call.parts, image)
-                self.tensors.reserve(size)
+                self.maps[call.name].add(call.parts, image)
 
         for image, pixels in enumerate(self.exhibit.images):
             if image == 0 or self.maps:
@@ -218,7 +218,7 @@ class _Network:
         else:
             heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
             prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
-            attention = maps.describe(key, f"{self.number}/{number}", position, self.tensors)
+            attention = maps.describe(key, position)
         keys = lattices.keys.scaled(self.scale)
         return {
             "name": call.name,

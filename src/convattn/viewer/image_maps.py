@@ -29,11 +29,6 @@ class Rows(NamedTuple):
     scales: Float[Tensor, "groups heads queries"]
     lows: Float[Tensor, "groups heads queries"]  # At most 0
 
-    @property
-    def bytes(self) -> int:
-        """Size of levels and scales."""
-        return self.levels.nbytes + self.scales.nbytes
-
 
 def encode_rows(weights: Float[Tensor, "*rows keys"]) -> Rows:
     """Encodes rows of weights; the error of a weight is at most 1/510 of the row's range. NaN counts as 0."""
@@ -142,10 +137,13 @@ PADDING = torch.iinfo(torch.int32).min
 
 
 class LayerMaps:
-    """The maps of one layer while images pass: rows in bytes of each, and the sum of the weights of all."""
+    """The maps of one layer while images pass: rows in bytes go into the scene, and the weights of all are summed."""
 
-    def __init__(self, call: LayerCall) -> None:
-        """Starts without maps; keys on no regular lattice raise UnsupportedModelError."""
+    def __init__(self, call: LayerCall, number: str, tensors: SceneTensors) -> None:
+        """Starts without maps; keys on no regular lattice raise UnsupportedModelError.
+
+        `number`, "network/layer", is in the names of the tensors.
+        """
         assert call.attention is not None
         self.layout, self.normalised = call.attention.layout, call.attention.normalised
         self.heads, self.parts = call.attention.weights.shape[2], list(call.parts)
@@ -153,44 +151,35 @@ class LayerMaps:
             self.lattice = key_lattice(self.layout)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{call.name}: {error}") from None
-        self._rows: dict[tuple[str, int | str], Rows] = {}  # By part and image
+        self._number, self._tensors = number, tensors
+        self._images: list[int | str] = []
         self._sums: dict[str, Tensor] = {}
-        self._images: list[int] = []
+        self._lows: dict[str, Tensor] = {}  # By their names in the scene
 
-    def add(self, parts: Mapping[str, Tensor], image: int) -> int:
-        """Adds the weights on an image; returns the bytes that they take."""
-        size = 0
+    def add(self, parts: Mapping[str, Tensor], image: int | str) -> None:
+        """Adds the weights on an image, or their mean."""
         for part, weights in parts.items():
             wide = weights.float().cpu()
             rows = encode_rows(wide)
-            size += rows.bytes
-            self._rows[part, image] = rows
+            name = f"maps/{self._number}/{part}/{image}"
+            self._tensors.keep(f"{name}/levels", rows.levels)
+            self._tensors.keep(f"{name}/scales", rows.scales)
+            self._lows[f"{name}/lows"] = rows.lows
             self._sums[part] = wide + self._sums.get(part, 0)
         self._images.append(image)
-        return size
 
-    def describe(
-        self, key: str, number: str, position: dict[str, Any] | None, tensors: SceneTensors
-    ) -> dict[str, Any]:
-        """Describes the attention, and moves the maps into the scene, with the mean over several images.
+    def describe(self, key: str, position: dict[str, Any] | None) -> dict[str, Any]:
+        """Describes the attention after all images, and adds their mean if they are several.
 
-        `key` begins the names of the tensors; `number`, "network/layer", is in those of the maps.
+        `key` begins the names of the tensors that are not maps.
         """
-        images: list[int | str] = [*self._images]
-        if len(images) > 1:
-            for part, total in self._sums.items():
-                rows = encode_rows(total / len(images))
-                tensors.reserve(rows.bytes)
-                self._rows[part, "mean"] = rows
-            images.append("mean")
-        signed = any(bool(rows.lows.any()) for rows in self._rows.values())
-        for (part, image), rows in self._rows.items():
-            name = f"maps/{number}/{part}/{image}"
-            tensors.by_name[f"{name}/levels"] = rows.levels.contiguous()
-            tensors.by_name[f"{name}/scales"] = rows.scales.contiguous()
-            if signed:
-                tensors.by_name[f"{name}/lows"] = rows.lows.contiguous()
-        self._rows.clear()
+        count, tensors = len(self._images), self._tensors
+        if count > 1:
+            self.add({part: total / count for part, total in self._sums.items()}, "mean")
+        signed = any(bool(lows.any()) for lows in self._lows.values())
+        if signed:
+            for name, lows in self._lows.items():
+                tensors.keep(name, lows)
         parts = list(self.parts)
         if position:
             parts.insert(1, "position")
@@ -206,5 +195,5 @@ class LayerMaps:
             "keys": tensors.add(f"{key}/keys", self.lattice.keys),
             "allowed": allowed,
             "signed": signed,
-            "images": images,
+            "images": self._images,
         }
