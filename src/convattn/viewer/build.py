@@ -57,9 +57,9 @@ def build_scene(
         The scene.
 
     Raises:
-        ArgumentError: Numbers of images or names differ, or a network holds numbers that are not finite.
+        ArgumentError: Numbers of images or names differ, a network has no layer of a name that is asked for, or holds
+            numbers that are not finite.
         SceneSizeError: The scene would be too large.
-        UnknownNameError: A network has no layer of a name that is asked for.
         UnsupportedModelError: A network has no attention that can be read, or a layer that attends on a sequence or a
             volume.
 

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
+from convattn.convert.surgery import names_by_module
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.functional import attention_weights, pad_keys
 from convattn.functional.reference import scores_of_images
-from convattn.heads.catalogue import attention_layers
+from convattn.heads.catalogue import layers_to_read
 from convattn.heads.head_report import call_name
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -58,29 +59,29 @@ def is_positional(module: nn.Module) -> bool:
     return isinstance(module, RelativeAttention) and module.content is None
 
 
+def shown_layers(
+    network: nn.Module, layers: str | Sequence[str] | None = None
+) -> dict[str, nn.Module]:
+    """Returns the attention layers of these names or patterns by name; without any, all that can be read."""
+    chosen = layers_to_read(network, layers, None)
+    modules = names_by_module(network).items()
+    return {names[0]: module for module, names in modules if module in chosen}
+
+
 def read_layers(
     network: nn.Module,
     image: Float[Tensor, "1 *sizes"],
     callback: Callable[[LayerCall], None],
     *,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
 ) -> None:
     """Runs a network on one image and calls back for each call of an attention layer, in the order in which they run.
 
     The weights of layers that attend by displacement alone are not computed: those of a convolution at 224 × 224 pixels
-    would fill the memory, and the page computes them. Without names of `layers` all are read, and a network in which
-    another module attends is refused.
+    would fill the memory, and the page computes them. Without `layers` all are read, and a network in which another
+    module attends is refused.
     """
-    known = [layer.name for layer in attention_layers(network)]
-    names = known if layers is None else layers
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("layer", name, known)
-    own: dict[str, RelativeAttention] = {}
-    for name, module in network.named_modules():
-        if isinstance(module, RelativeAttention) and name in names:
-            require_image_grid(name, module.dims)
-            own[name] = module
+    shown = shown_layers(network, layers)
     inputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
@@ -101,15 +102,17 @@ def read_layers(
             parts["content"] = _content_weights(layer, x)
         callback(LayerCall(call_name(name, calls), layer, size, call, parts))
 
-    positional = [name for name in known if is_positional(network.get_submodule(name))]
+    positional = [name for name, module in shown.items() if is_positional(module)]
     with ExitStack() as hooks:
-        for name, module in own.items():
-            hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
-            hooks.callback(hook.remove)
+        for name, module in shown.items():
+            if isinstance(module, RelativeAttention):
+                require_image_grid(name, module.dims)
+                hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
+                hooks.callback(hook.remove)
         watch(network, image, read, layers=layers, without=positional or None)
     if not calls:
         raise ArgumentError(
-            f"none of the layers {', '.join(names)} runs when the network sees an image"
+            f"none of the layers {', '.join(shown)} runs when the network sees an image"
         )
 
 
