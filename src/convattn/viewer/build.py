@@ -1,5 +1,6 @@
 """Networks and images → scene."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,12 +10,12 @@ import torch
 from torch import nn
 
 from convattn.encodings import (
+    ENCODINGS,
     AxisAdditiveEncoding,
     Encoding,
     GeneralizedQuadratic,
     Quadratic,
 )
-from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import Axis
 from convattn.heads.families.attention_class import PREFIX_TOKENS
@@ -258,11 +259,9 @@ class _Network:
     def _describe_timeline(self, calls: Sequence[LayerCall]) -> dict[str, Any] | None:
         heads = {}
         for number, call in enumerate(calls):
-            module = call.module
-            if isinstance(module, RelativeAttention) and isinstance(
-                module.encoding, Quadratic | GeneralizedQuadratic
-            ):
-                heads[number] = module.num_heads
+            encoding = getattr(call.module, "encoding", None)
+            if isinstance(encoding, Quadratic | GeneralizedQuadratic):
+                heads[number] = encoding.num_heads
         return describe_timeline(self.exhibit.heads, heads, self.key, self.tensors)
 
 
@@ -360,7 +359,7 @@ def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict
     if encoding.head_centres is not None:
         centres = tensors.add(f"{key}/centres", encoding.head_centres)
     if isinstance(encoding, Quadratic):
-        sharpness = tensors.add(f"{key}/sharpness", encoding.root_sharpness**2 / 2)
+        sharpness = tensors.add(f"{key}/sharpness", encoding.sharpness)
     kind = type(encoding)
     names = {registered: name for name, registered in ENCODINGS.items()}
     return {
@@ -372,37 +371,29 @@ def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict
 
 def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> dict[str, Any]:
     """Returns the number of a layer, its sentence and the numbers of its heads; None where the report lacks it."""
-    for number, layer in enumerate(report.layers if report else (), start=1):
+    layers = report.layers if report else ()
+    for number, layer in enumerate(layers, start=1):
         if layer.name == name and len(layer.heads) == heads:
             numbers = []
             for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
                 numbers.append({**_describe_head(head), "verdict": str(verdict)})
-            measured_on = report.images if report else 0
-            told = {"sentence": layer.sentence, "statistics": numbers, "measured_on": measured_on}
-            return {**told, "number": number}
+            return {
+                "sentence": layer.sentence,
+                # JSON has no nan: null stands for it
+                "statistics": json.loads(json.dumps(numbers), parse_constant=lambda _: None),
+                "measured_on": report.images if report else 0,
+                "number": number,
+            }
     return {"sentence": None, "statistics": None, "measured_on": 0}
 
 
 def _describe_head(head: HeadStatistics) -> dict[str, Any]:
-    """Returns the numbers of a head."""
+    """Returns the numbers of a head, each with its error."""
+    row = head.row()
     described = {}
-    for name in HEAD_NUMBERS:
-        estimate = getattr(head, name)
-        described[name] = {"value": _finite(estimate.value), "error": _finite(estimate.error)}
-    described["shift"] = {
-        "value": [_finite(axis.value) for axis in head.shift],
-        "error": [_finite(axis.error) for axis in head.shift],
-    }
-    described["hard_shift"] = {
-        "value": [_finite(step) for step in head.hard_shift],
-        "error": [_finite(error) for error in head.hard_shift_error],
-    }
+    for name in (*HEAD_NUMBERS, "shift", "hard_shift"):
+        described[name] = {"value": row[name], "error": row[f"{name}_error"]}
     return described
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number as JSON can hold it, where null stands for nan."""
-    return value if math.isfinite(value) else None
 
 
 def describe_timeline(
