@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,15 +129,6 @@ def _shows_all(first: Exhibit, exhibit: Exhibit) -> bool:
     return exhibit.size == first.size and exhibit.images.shape[1] <= first.images.shape[1]
 
 
-class _Lattices(NamedTuple):
-    """Where the queries and the keys of a layer lie on the image."""
-
-    queries: Place
-    query_grid: Sequence[int]
-    keys: Place
-    key_grid: Sequence[int]
-
-
 class _Network:
     """One network while it is described."""
 
@@ -208,10 +199,15 @@ class _Network:
             features = program.places.get(call.name) if program else None
             if features is None:
                 features = Place.covering(self.exhibit.size, call.size)
-            lattices = _own_lattices(module, axes, features)
+            queries, keys = _own_places(module, axes, features)
+            grid = [len(axis.queries) for axis in axes]
+            key_grid = [axis.keys for axis in axes]
         else:
             assert maps is not None
-            lattices = _read_lattices(maps, self.exhibit.size)
+            lattice = maps.lattice
+            grid, key_grid = list(maps.layout.grid), lattice.grid
+            queries = Place.covering(self.exhibit.size, grid)
+            keys = queries.among(lattice.first, lattice.step)
         if maps is None:
             assert isinstance(module, RelativeAttention)
             heads, pattern, normalised, prefix = module.num_heads, "global", True, []
@@ -220,16 +216,15 @@ class _Network:
             heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
             prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
             attention = maps.describe(key, position)
-        keys = lattices.keys.scaled(self.scale)
         return {
             "name": call.name,
             "number": number + 1,
             "kind": full_name(type(module)),
             "pattern": pattern,
             "heads": heads,
-            "grid": list(lattices.query_grid),
-            "place": lattices.queries.scaled(self.scale).to_json(),
-            "keys": {"grid": list(lattices.key_grid), **keys.to_json()},
+            "grid": grid,
+            "place": queries.scaled(self.scale).to_json(),
+            "keys": {"grid": key_grid, **keys.scaled(self.scale).to_json()},
             "normalised": normalised,
             "prefix": prefix,
             **_describe_statistics(self.exhibit.report, call.name, heads),
@@ -273,27 +268,16 @@ def _describe_input(exhibit: Exhibit) -> dict[str, Any] | None:
     return {"rows": rows, "cols": cols, "mean": list(exhibit.mean), "std": list(exhibit.std)}
 
 
-def _own_lattices(module: RelativeAttention, axes: tuple[Axis, ...], features: Place) -> _Lattices:
+def _own_places(
+    module: RelativeAttention, axes: tuple[Axis, ...], features: Place
+) -> tuple[Place, Place]:
     """Returns where queries and keys of a layer of this library lie, given where its features lie."""
     before = np.array([pair[0] for pair in module.geometry.padding])
     spread = np.array(module.geometry.input_dilation)
     keys = features.among(-before / spread, 1 / spread)
     starts = [axis.queries.start for axis in axes]
     steps = [axis.queries.step for axis in axes]
-    return _Lattices(
-        queries=keys.among(starts, steps),
-        query_grid=[len(axis.queries) for axis in axes],
-        keys=keys,
-        key_grid=[axis.keys for axis in axes],
-    )
-
-
-def _read_lattices(maps: LayerMaps, size: tuple[int, int]) -> _Lattices:
-    """Returns where queries and keys lie of a layer whose attention was read."""
-    lattice = maps.lattice
-    queries = Place.covering(size, maps.layout.grid)
-    keys = queries.among(lattice.first, lattice.step)
-    return _Lattices(queries, maps.layout.grid, keys, lattice.grid)
+    return keys.among(starts, steps), keys
 
 
 def prefix_names(network: nn.Module, count: int) -> list[str]:

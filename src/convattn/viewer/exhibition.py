@@ -282,18 +282,16 @@ def _as_convolutions(
 ) -> tuple[nn.Module, str]:
     """Converts attention to convolutions, and says their size."""
     size = kernel_size or _KERNEL_SIZE
-    hard = []
-    for name, layer in _own_layers(network).items():
-        if layer.encoding.fixed_displacements is not None:
-            hard.append(name)
-    if not hard or kernel_size:
-        convolutions, _ = network_to_conv(network, kernel_size=size, images=images)
-        return convolutions, f" of {size} × {size}"
-    convolutions, _ = network_to_conv(network, include=hard, images=images)
-    if not any(is_positional(module) for module in convolutions.modules()):
-        return convolutions, ""
-    convolutions, _ = network_to_conv(convolutions, kernel_size=size, images=images)
-    return convolutions, f", of {size} × {size} where heads are not hard"
+    words = f" of {size} × {size}"
+    own = _own_layers(network).items()
+    hard = [name for name, layer in own if layer.encoding.fixed_displacements is not None]
+    if hard and not kernel_size:
+        network, _ = network_to_conv(network, include=hard, images=images)
+        if not any(map(is_positional, network.modules())):
+            return network, ""
+        words = f",{words} where heads are not hard"
+    convolutions, _ = network_to_conv(network, kernel_size=size, images=images)
+    return convolutions, words
 
 
 def _own_layers(network: nn.Module) -> dict[str, RelativeAttention]:

@@ -149,14 +149,14 @@ class LayerMaps:
         """
         assert call.attention is not None
         self.layout, self.normalised = call.attention.layout, call.attention.normalised
-        self.heads, self.parts = call.attention.weights.shape[2], list(call.parts)
+        self.heads = call.attention.weights.shape[2]
         try:
             self.lattice = key_lattice(self.layout)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{call.name}: {error}") from None
         self._number, self._tensors = number, tensors
         self._images: list[int | str] = []
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # By part
         self._lows: dict[str, Tensor] = {}  # By their names in the scene
 
     def add(self, parts: Mapping[str, Tensor], image: int | str) -> None:
@@ -183,7 +183,7 @@ class LayerMaps:
         if signed:
             for name, lows in self._lows.items():
                 tensors.keep(name, lows)
-        parts = list(self.parts)
+        parts = list(self._sums)
         if position:
             parts.insert(1, "position")
         allowed = self.layout.allowed
