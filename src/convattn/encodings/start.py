@@ -13,6 +13,9 @@ from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.grid import Axis
 
+Flatter = AxialDistance | Distance | LearnedTable | Sinusoidal
+"""Encodings whose heads attend to more keys at the start than those of a table that is shared by the heads."""
+
 _HALVINGS = 50
 """Halvings of the interval of factors: past the digits of float64."""
 
@@ -32,9 +35,7 @@ def attended_keys(encoding: Encoding, size: int) -> float:
 
 
 @torch.no_grad()
-def start_like_table(
-    encoding: Distance | AxialDistance | Sinusoidal | LearnedTable, *, size: int, width: int
-) -> None:
+def start_like_table(encoding: Flatter, *, size: int, width: int) -> None:
     """Draws an encoding anew so that its heads attend to as many keys as those of a new `LearnedAxial`.
 
     Linear maps are drawn as PyTorch draws them. One factor for all heads then multiplies the weights in which scores

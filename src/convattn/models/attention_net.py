@@ -9,17 +9,9 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import (
-    ENCODINGS,
-    AxialDistance,
-    Distance,
-    Encoding,
-    LearnedTable,
-    Sinusoidal,
-    create_encoding,
-)
+from convattn.encodings import ENCODINGS, Encoding, create_encoding
 from convattn.encodings.quadratic import grid_centres
-from convattn.encodings.start import start_like_table
+from convattn.encodings.start import Flatter, start_like_table
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import PADDING_MODES, axis_lists
 from convattn.layers import (
@@ -224,20 +216,19 @@ class AttentionNet(MixingNet):
             options["head_vectors"] = not only_features
         options |= encoding_options or {}
         layer_options: dict[str, Any] = {"dropout": dropout}
-        if gated:
-            layer_options["gate"] = "sigmoid"
-            # content alone, which the gate mixes with position
-            layer_options["content"] = Content(
-                key_width=width, position=False, content_bias=False, query_bias=True
-            )
-        elif content:
+        if content:
+            # with a gate, content alone, which that mixes with position
+            position = False if gated else None
             layer_options["content"] = Content(
                 key_width=width,
+                position=position,
                 project_position=not only_features,
                 content_bias=False,
                 query_bias=True,
-                key_bias=True,
+                key_bias=not gated,
             )
+        if gated:
+            layer_options["gate"] = "sigmoid"
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = []
         for number in block_heads:
@@ -282,7 +273,7 @@ def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None
         raise UnknownNameError("position_start", start, _POSITION_STARTS)
     if start == "network":
         return
-    if not isinstance(encoding, AxialDistance | Distance | LearnedTable | Sinusoidal):
+    if not isinstance(encoding, Flatter):
         expected = f'"network" with {type(encoding).__name__}'
         raise ArgumentError(must_be("position_start", expected, start))
     start_like_table(encoding, size=size, width=width)
@@ -359,4 +350,3 @@ class ConvNet(MixingNet):
             dropout=dropout,
             initializer_range=initializer_range,
         )
-        self.kernel_size = kernel_size
