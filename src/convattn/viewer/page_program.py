@@ -46,6 +46,7 @@ class Program:
             self.places[name] = self._place
             self.add("attention", layer=self._numbers[name])
         elif type(module) is nn.Conv2d and _is_centred(module):
+            assert not isinstance(module.padding, str)
             self.convolve(
                 module.weight,
                 module.bias,
