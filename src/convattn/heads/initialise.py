@@ -89,70 +89,60 @@ def init_heads_(
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
     layers = _layers(vit, network)
-    if kind == "exact" and layers[0].width < _FEATURES:
+    if kind == "exact" and layers[0].head_width < _FEATURES:
         raise UnsupportedModelError(
-            f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].width}"
+            f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].head_width}"
         )
     positions = _positions(vit, network)
     sides = [range(-(count // 2), count // 2 + 1) for count in kernel]
     taps = [*product(*sides)]
     if kind == "mimetic":
         taps = taps[len(taps) // 2 :][:1]
-    masses = []
-    for layer in layers:
-        shares = []
-        for head in range(layer.heads):
-            tap = taps[head % len(taps)]
-            at_tap = _at_tap(network.grid, tap)
-            if kind == "mimetic":
-                near = _near_identity(layer.query.shape[2], *_QUERY_KEY, generator)
-                scores = _halves(near, layer.width)
-            elif kind == "impulse":
-                scores = _impulse_scores(layer, positions, at_tap, generator)
-            else:
-                scores = _exact_scores(layer, positions, network.grid, tap)
-            layer.set_scores(head, *scores)
-            weight = (layer.weights(head, positions) * at_tap).sum() / at_tap.sum().clamp(min=1)
-            shares.append(weight.item())
-        if kind != "exact":
-            layer.set_values(generator)
-        masses.append(sum(shares) / len(shares))
-    return tuple(masses)
+    grid = network.grid
+    return tuple(_start(layer, kind, positions, grid, taps, generator) for layer in layers)
 
 
-class _Maps:
-    """Views of the matrices of a layer, of queries and keys by head, and of biases: writing there changes the layer."""
+def _start(
+    layer: TokenAttention,
+    kind: Kind,
+    positions: Float64[Tensor, "patches width"],
+    grid: tuple[int, int],
+    taps: Sequence[tuple[int, ...]],
+    generator: torch.Generator | None,
+) -> float:
+    """Changes the heads of a layer; returns the mean share of their attention on the tap, between P."""
+    for part in (layer.query, layer.key):
+        if part.bias is not None:
+            part.bias.zero_()
+    shares = []
+    for head in range(layer.heads):
+        tap = taps[head % len(taps)]
+        at_tap = _at_tap(grid, tap)
+        if kind == "mimetic":
+            near = _near_identity(layer.query.in_features, *_QUERY_KEY, generator)
+            query, key = _halves(near, layer.head_width)
+        elif kind == "impulse":
+            query, key = _impulse_scores(layer, positions, at_tap, generator)
+        else:
+            query, key = _exact_scores(layer, positions, grid, tap)
+        first = head * layer.head_width
+        query = _write(layer.query, first, query)
+        key = _write(layer.key, first, key)
+        scores = layer.scale * (positions @ query) @ (positions @ key).T
+        weight = (scores.softmax(-1) * at_tap).sum() / at_tap.sum().clamp(min=1)
+        shares.append(weight.item())
+    if kind != "exact":
+        near = _near_identity(layer.value.in_features, *_VALUE_OUT, generator)
+        value, output = _halves(near, layer.value.out_features)
+        _write(layer.value, 0, value)
+        layer.output.weight.copy_(output)
+    return sum(shares) / len(shares)
 
-    def __init__(self, read: TokenAttention) -> None:
-        """Takes what was read of the layer."""
-        assert read.output is not None
-        self.heads, self.width = read.heads, read.head_width
-        self.scale = self.width**-0.5 if read.scale is None else read.scale
-        self.value, self.output = read.value.weight, read.output.weight
-        maps = (read.query, read.key)
-        by_head = (self.heads, self.width)
-        self.query, self.key = (part.weight.unflatten(0, by_head) for part in maps)
-        self.biases = [part.bias.unflatten(0, by_head) for part in maps if part.bias is not None]
 
-    def set_scores(self, head: int, query: Tensor, key: Tensor) -> None:
-        """Writes W_Q and W_K of a head, (D, width); their biases are 0."""
-        self.query[head] = query.T.to(self.query)
-        self.key[head] = key.T.to(self.key)
-        for bias in self.biases:
-            bias[head] = 0
-
-    def set_values(self, generator: torch.Generator | None) -> None:
-        """Writes W_V and W_out of all heads: a mimetic product."""
-        size = self.value.shape[0]
-        value, output = _halves(_near_identity(self.value.shape[1], *_VALUE_OUT, generator), size)
-        self.value.copy_(value.T)
-        self.output.copy_(output)
-
-    def weights(self, head: int, tokens: Float64[Tensor, "tokens width"]) -> Tensor:
-        """Returns the attention of a head between tokens."""
-        maps = (self.query[head], self.key[head])
-        query, key = (tokens @ one.T.to(tokens) for one in maps)
-        return (self.scale * query @ key.T).softmax(-1)
+def _write(layer: nn.Linear, first: int, matrix: Tensor) -> Tensor:
+    """Writes the matrix of some outputs of a map from the `first` on; returns it as rounded there."""
+    rows = layer.weight[first : first + matrix.shape[1]]
+    return rows.copy_(matrix.T).T.to(matrix)
 
 
 def _description(vit: nn.Module) -> PatchNetwork:
@@ -166,7 +156,7 @@ def _description(vit: nn.Module) -> PatchNetwork:
     return PATCH_NETWORKS[kind](vit)
 
 
-def _layers(vit: nn.Module, network: PatchNetwork) -> list[_Maps]:
+def _layers(vit: nn.Module, network: PatchNetwork) -> list[TokenAttention]:
     """Finds the attention in the blocks, or raises with all reasons why it cannot be initialised."""
     layers = []
     refused = [f"  {reason}" for reason in network.refused]
@@ -181,7 +171,7 @@ def _layers(vit: nn.Module, network: PatchNetwork) -> list[_Maps]:
             continue
         if not isinstance(read.query_norm, nn.Identity):
             refused.append(f"  {layer.name}: it normalises queries and keys")
-        layers.append(_Maps(read))
+        layers.append(read)
     if refused or not layers:
         reasons = "\n".join(refused or ["  no attention of a known class was found in its blocks"])
         raise UnsupportedModelError(
@@ -224,7 +214,7 @@ def _halves(whole: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _impulse_scores(
-    layer: _Maps,
+    layer: TokenAttention,
     positions: Float64[Tensor, "patches width"],
     at_tap: Float64[Tensor, "queries keys"],
     generator: torch.Generator | None,
@@ -232,12 +222,12 @@ def _impulse_scores(
     drawn = nn.init.trunc_normal_(torch.empty_like(at_tap), std=_TRUNCATED, generator=generator)
     target = torch.where(at_tap > 0, _PEAK, _OFF * drawn)
     inverse = torch.linalg.pinv(positions)
-    query, key = _halves(inverse @ target @ inverse.T, layer.width)
+    query, key = _halves(inverse @ target @ inverse.T, layer.head_width)
     return _NORM * query / query.norm(), _NORM * key / key.norm()
 
 
 def _exact_scores(
-    layer: _Maps,
+    layer: TokenAttention,
     positions: Float64[Tensor, "patches width"],
     grid: tuple[int, int],
     tap: Sequence[int],
@@ -249,5 +239,5 @@ def _exact_scores(
     features = functional.pad(2 * centres, (0, 1), value=-1.0) * _SHARPNESS / layer.scale
     keys = torch.cat([places, places.square().sum(1, keepdim=True)], 1)
     inverse = torch.linalg.pinv(positions)
-    more = (0, layer.width - _FEATURES)
+    more = (0, layer.head_width - _FEATURES)
     return functional.pad(inverse @ features, more), functional.pad(inverse @ keys, more)

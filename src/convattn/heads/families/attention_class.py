@@ -109,10 +109,10 @@ class TokenAttention:
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
     output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
+    scale: float  # s
     # Gives a module from tokens to tokens the call signature of this layer
     wrap: Callable[[nn.Module], nn.Module] = lambda tokens: tokens
     dropout: float = 0.0  # Probability with which an attention weight is dropped in training
-    scale: float | None = None  # s; None is 1/√D_h
     # What is applied to each query before the product, to each key, and to the output
     query_norm: nn.Module = field(default_factory=nn.Identity)
     key_norm: nn.Module = field(default_factory=nn.Identity)

@@ -131,12 +131,10 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError(
             "it multiplies the heads' outputs by a gate, which no convolution does"
         )
-    return replace(
-        convit_matrices(attention),
-        scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
-        query_norm=attention.q_norm,
-        key_norm=attention.k_norm,
-    )
+    matrices = convit_matrices(attention)
+    if attention.fused_attn:  # which has a scale of its own
+        matrices = replace(matrices, scale=matrices.head_width**-0.5)
+    return replace(matrices, query_norm=attention.q_norm, key_norm=attention.k_norm)
 
 
 def convit_matrices(attention: nn.Module) -> TokenAttention:
