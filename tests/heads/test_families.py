@@ -163,11 +163,6 @@ REFUSED = {
         seen(7, 7, encoder_hidden_states=torch.zeros(2, 7, 4)),
         "its keys are those of another sequence",
     ),
-    "no such class around": (
-        lambda call: call.parent_of_kind("torchvision.models.maxvit.Block"),
-        seen(7, 7, around=[nn.Identity()]),
-        "it runs in no Block",
-    ),
 }
 
 

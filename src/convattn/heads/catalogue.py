@@ -120,13 +120,8 @@ def register_attention(
     entry = (cls, known)
     _registered.append(entry)
     registration = ExitStack()
-    registration.callback(_forget, entry)
+    registration.callback(_registered.remove, entry)
     return registration
-
-
-def _forget(entry: tuple[type[nn.Module], AttentionClass]) -> None:
-    """Takes one registration back, and leaves others of the same class."""
-    _registered[:] = [other for other in _registered if other is not entry]
 
 
 def attention_class(module: nn.Module) -> AttentionClass | None:

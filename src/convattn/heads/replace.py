@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_
 from convattn.heads.call_stack import CallStack, ImageSize
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
-from convattn.heads.families.attention_class import TokenAttention
+from convattn.heads.families.attention_class import TokenAttention, TokenLayer
 from convattn.heads.fixed_attention import (
     DisplacedHeads,
     FixedAttention,
@@ -213,7 +213,7 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
         if matrices is not None:
             measured = measured_heads(layer, kernels)
             attention = ConvolvedAttention(matrices, measured, layer, calls, attends=attends)
-            new_layers[old] = _keep_modes(old, matrices.wrap(attention))
+            new_layers[old] = _keep_modes(old, TokenLayer(attention, matrices.config))
             box = attention.means.box
             of_layer = [replace(head, box=box) if head.replaced else head for head in of_layer]
         elif chosen:

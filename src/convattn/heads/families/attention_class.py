@@ -5,7 +5,7 @@ Classes are given by full name, so that no other library is imported.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.layout import Layout, global_layout
-from convattn.structure import full_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +49,6 @@ class CallContext:
             if all(getattr(parent.module, name, None) is not None for name in attributes):
                 return parent
         raise UnsupportedModelError(f"no module around it has {' and '.join(attributes)}")
-
-    def parent_of_kind(self, kind: str) -> "CallContext":
-        """Returns the innermost module around this one of a class, given by full name."""
-        for parent in self.parents:
-            if full_name(type(parent.module)) == kind:
-                return parent
-        raise UnsupportedModelError(f"it runs in no {kind.rpartition('.')[2]}")
 
     def grid_of(self, embedding: nn.Module) -> tuple[int, int]:
         """Returns rows and columns of the output of the last convolution in a module."""
@@ -110,8 +102,7 @@ class TokenAttention:
     value: nn.Linear  # W_v with its bias
     output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
     scale: float  # s
-    # Gives a module from tokens to tokens the call signature of this layer
-    wrap: Callable[[nn.Module], nn.Module] = lambda tokens: tokens
+    config: Any = None  # Configuration of a layer of transformers
     dropout: float = 0.0  # Probability with which an attention weight is dropped in training
     # What is applied to each query before the product, to each key, and to the output
     query_norm: nn.Module = field(default_factory=nn.Identity)
@@ -124,7 +115,7 @@ class TokenAttention:
         return self.value.out_features // self.heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionClass:
     """How one class of attention is read, replaced and initialised."""
 
@@ -146,14 +137,49 @@ class PatchNetwork:
     refused: tuple[str, ...] = ()  # Parts that compute something else, and what
 
 
-def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raises ArgumentError for an option of a call that is set: a mask, a cache, causality, weights to be returned."""
-    for name, option in options.items():
-        if option is not None and option is not False:
-            raise ArgumentError(
-                f"{name} must be None or False, but is a {type(option).__name__}: heads that average by displacement"
-                " see both sides of a token, take no mask, and have no weights to return"
-            )
+_REFUSED = (
+    "mask",
+    "attn_mask",
+    "attention_mask",
+    "is_causal",
+    "past_key_values",
+    "output_attentions",
+)
+"""Options of a call that heads that average by displacement do not take."""
+
+
+@final
+class TokenLayer(nn.Module):
+    """A layer from tokens to tokens, called as attention of timm is, or, if it has a configuration, of transformers."""
+
+    def __init__(self, tokens: nn.Module, config: Any = None) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens = tokens
+        self.config = config
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch tokens width"],
+        mask: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """Attends; transformers gets None beside it, in place of attention weights.
+
+        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
+        """
+        options["mask"] = mask
+        if not options.get("output_attentions"):
+            options["output_attentions"] = getattr(self.config, "output_attentions", False)
+        for name in _REFUSED:
+            option = options.get(name)
+            if option is not None and option is not False:
+                raise ArgumentError(
+                    f"{name} must be None or False, but is a {type(option).__name__}: heads that average by"
+                    " displacement see both sides of a token, take no mask, and have no weights to return"
+                )
+        y = self.tokens(hidden_states)
+        return y if self.config is None else (y, None)
 
 
 def linear(

@@ -1,11 +1,10 @@
 """timm's vision transformers, whose tokens attend to all others: ViT, DeiT, BEiT, EVA, PiT, ConViT, CaiT."""
 
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
@@ -14,7 +13,6 @@ from convattn.heads.families.attention_class import (
     PatchNetwork,
     TokenAttention,
     dropout_rate,
-    refuse_options,
     require_part,
     split_linear,
 )
@@ -103,26 +101,6 @@ def _grid(call: CallContext) -> tuple[int, int]:
     return call.grid_of(call.parent("patch_embed").module.patch_embed)  # type: ignore[arg-type]
 
 
-@final
-class TimmAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of timm's attention."""
-
-    def __init__(self, tokens: nn.Module) -> None:
-        """Wraps the layer."""
-        super().__init__()
-        self.tokens = tokens
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch tokens width"],
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends; a mask or causal attention raises ArgumentError."""
-        refuse_options({"attn_mask": attn_mask, "is_causal": is_causal})
-        return self.tokens(x)
-
-
 def attention_matrices(attention: nn.Module) -> TokenAttention:
     """Copies the matrices of timm's `Attention`."""
     if not isinstance(attention.norm, nn.Identity):
@@ -146,7 +124,6 @@ def convit_matrices(attention: nn.Module) -> TokenAttention:
         key=key,
         value=value,
         output=require_part(attention, "proj"),
-        wrap=TimmAttention,
         dropout=dropout_rate(attention, "attn_drop"),
         scale=float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]

@@ -1,10 +1,9 @@
 """transformers' encoders, whose tokens attend to all others: vision towers, text and audio; and its decoders."""
 
 from functools import partial
-from typing import Any, final
+from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
@@ -14,7 +13,6 @@ from convattn.heads.families.attention_class import (
     PatchNetwork,
     TokenAttention,
     dropout_rate,
-    refuse_options,
     require_part,
 )
 from convattn.heads.layout import Layout
@@ -48,38 +46,6 @@ def _count_tokens(embeddings: nn.Module, name: str) -> int:
     return int(token.shape[-2]) if token.ndim == 3 else 1
 
 
-_REFUSED = ("past_key_values", "is_causal", "output_attentions")
-"""Options that heads that average by displacement do not take."""
-
-
-@final
-class TransformersAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of transformers' attention."""
-
-    def __init__(self, tokens: nn.Module, config: Any) -> None:
-        """Wraps the layer."""
-        super().__init__()
-        self.tokens = tokens
-        self.config = config
-
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "batch tokens width"],
-        attention_mask: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
-        """Attends, and returns None in place of attention weights.
-
-        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
-        """
-        options["output_attentions"] = options.get("output_attentions") or getattr(
-            self.config, "output_attentions", False
-        )
-        refuse_options({"attention_mask": attention_mask})
-        refuse_options({name: options.get(name) for name in _REFUSED})
-        return self.tokens(hidden_states), None
-
-
 def _matrices(
     attention: nn.Module,
     maps: tuple[str, ...],
@@ -98,7 +64,7 @@ def _matrices(
         key=key,
         value=value,
         output=output,
-        wrap=partial(TransformersAttention, config=attention.config),
+        config=attention.config,
         dropout=dropout_rate(attention, dropout),
         scale=float(getattr(attention, scale)),
     )
