@@ -19,6 +19,7 @@ from convattn.grid import Axis
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
 from convattn.heads.head_report import LayerReport
+from convattn.heads.layout import times
 
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
@@ -174,7 +175,7 @@ class ConvolvedAttention(nn.Module):
         content: The heads that attend as before, or None.
         at_prefix: The heads that average, for the queries of prefix tokens; None if these have fixed weights.
         grid: Sizes of the grid on which the heads were measured.
-        any_length: Whether it is a sequence of any length.
+        one_grid: Whether it is for that grid alone, because queries of prefix tokens have fixed weights.
         source: Name of the convolution that cuts images into the grid; empty if none does, which leaves one grid.
         after: What follows the output: its dropout.
     """
@@ -199,12 +200,12 @@ class ConvolvedAttention(nn.Module):
         rows = _head_rows(order, layer.head_width)
         self.heads = layer.heads
         self.grid = report.grid
-        self.any_length = len(report.grid) == 1 and (attends or not report.prefix)
         self.source = report.grid_source
         self.calls = calls
         self.value = some_rows(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
-        attends = attends and bool(measured.prefix_maps.numel())
+        self.one_grid = report.prefix > 0 and not attends
+        attends = attends and report.prefix > 0
         self.at_prefix = OtherHeads(layer, measured.heads) if attends else None
         weight = layer.value.weight
         output = layer.output
@@ -273,16 +274,15 @@ class ConvolvedAttention(nn.Module):
 
     def _sizes(self, tokens: int) -> tuple[int, ...]:
         """Returns the sizes of the grid, or raises ShapeError if it is another and must not, or does not fit."""
-        if self.any_length:
+        if len(self.grid) == 1 and not self.one_grid:
             return (tokens - self.prefix,)
         sizes = self.calls.grid(self.source, tokens - self.prefix) or self.grid
-        if self.prefix and self.at_prefix is None:
+        if self.one_grid:
             require_sizes(self.grid, sizes)
         expected = self.prefix + prod(sizes)
         if tokens != expected:
-            grid = " x ".join(map(str, sizes))
             raise ShapeError(
-                f"tokens must be {expected} ({self.prefix} prefix and {grid} positions), as where the heads were"
-                f" measured, but are {tokens}"
+                f"tokens must be {expected} ({self.prefix} prefix and {times(sizes)} positions), as where the heads"
+                f" were measured, but are {tokens}"
             )
         return sizes

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
-from einops import rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
@@ -187,17 +187,8 @@ class FixedAttention(nn.Module):
                 f"{self.name} must have the {self.heads} heads of the report, but has {lead[-1]} now"
             )
         groups = 1 if layout is None else layout.groups
-        if known.heads_first:
-            order = "(images heads groups) rows cols"
-        else:
-            order = "(images groups heads) rows cols"
-        apart = "images groups heads rows cols"
-        sizes = {"groups": groups, "heads": self.heads}
-
-        def by_head(x: Tensor) -> Shaped[Tensor, "images groups heads rows cols"]:
-            return rearrange(x.reshape(-1, *x.shape[-2:]), f"{order} -> {apart}", **sizes)
-
-        out = by_head(product.out)
+        by_group = partial(known.by_group, groups=groups, heads=self.heads)
+        out = by_group(product.out)
         pairs = product.shape[-2:]
         allowed = torch.ones(1, groups, *pairs, dtype=torch.bool, device=out.device)
         if layout is not None and layout.allowed is not None:
@@ -206,8 +197,8 @@ class FixedAttention(nn.Module):
             mask = product.mask
             if mask.dtype != torch.bool:
                 mask = mask > EXCLUDED
-            allowed = allowed & by_head(mask.expand(product.shape)).any(2)
-        values = by_head(product.inputs[-1])
+            allowed = allowed & by_group(mask.expand(product.shape)).any(2)
+        values = by_group(product.inputs[-1])
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
             if part.grid is not None and layout is not None:
@@ -224,4 +215,6 @@ class FixedAttention(nn.Module):
                 attend = (layout.queries < 0)[:, None, :, None].to(out.device)
                 y = torch.where(attend, out.index_select(2, heads), y)
             out = out.index_copy(2, heads, y)
-        return rearrange(out, f"{apart} -> {order}").view(product.out.shape)
+        if known.heads_first:
+            out = out.transpose(1, 2)
+        return out.reshape(product.out.shape)

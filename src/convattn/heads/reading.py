@@ -45,6 +45,7 @@ from convattn.heads.layout import (
     grouped_layout,
     lattice,
     on_grid,
+    times,
 )
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, UNPROVED, Product, Proof, prove
@@ -328,12 +329,8 @@ class Watcher:
         in_order = global_layout(layout.grid, layout.prefix)
         if layout.pattern in WHOLE and not layout.lies_like(in_order):
             layout = replace(layout, pattern=f"{layout.pattern}, in another order")
-        sizes = _sizes(product.shape, layout, images, heads_first=known.heads_first)
-
-        def by_group(pairs: Tensor) -> Tensor:
-            pairs = pairs.reshape(sizes)
-            return pairs.transpose(1, 2) if known.heads_first else pairs
-
+        heads = _heads(product.shape, layout, images, heads_first=known.heads_first)
+        by_group = partial(known.by_group, groups=layout.groups, heads=heads)
         layout, allowed = _with_mask(product, layout, by_group)
         arguments = [*call.args, *call.kwargs.values()]
         inputs = [x for x in arguments if isinstance(x, Tensor)]
@@ -366,10 +363,8 @@ class Watcher:
         return max(sources, key=shared_parents, default="")
 
 
-def _sizes(
-    shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: bool
-) -> tuple[int, ...]:
-    """Returns the five sizes of weights of some shape, in their own order; raises unless they fit the layout.
+def _heads(shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: bool) -> int:
+    """Returns the number of heads of weights of some shape; raises unless they fit the layout.
 
     Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
     """
@@ -382,10 +377,10 @@ def _sizes(
     fits = count == expected and set(cuts) <= set(cuts_of_lead)
     if (queries, keys) != shape[-2:] or not fits:
         raise UnsupportedModelError(
-            f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
+            f"weights of {times(shape)} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"
         )
-    return (*lead, queries, keys)
+    return heads
 
 
 def _with_mask(

@@ -12,6 +12,7 @@ from math import hypot, isfinite, isnan, prod
 from typing import Any
 
 from convattn.heads.jackknife import Estimate, held_out
+from convattn.heads.layout import times
 from convattn.wording import counted
 
 CONVOLUTIONAL = 0.9
@@ -286,7 +287,7 @@ def explained_in_words(
 def _sizes(kernel: Sequence[int]) -> str:
     if len(kernel) == 1:
         return f"{kernel[0]}-tap"
-    return " × ".join(map(str, kernel))
+    return times(kernel)
 
 
 def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.heads.layout import Layout, global_layout
+from convattn.heads.layout import Layout, global_layout, times
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ class CallContext:
         """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
         tokens = prefix + torch.Size(grid).numel()
         if (self.queries, self.keys) != (tokens, tokens):
-            sizes = " × ".join(map(str, grid))
             raise UnsupportedModelError(
-                f"{self.queries} queries and {self.keys} keys are not {sizes} positions and {prefix} prefix tokens"
+                f"{self.queries} queries and {self.keys} keys are not {times(grid)} positions and {prefix} prefix"
+                " tokens"
             )
         return global_layout(grid, prefix)
 
@@ -126,6 +126,14 @@ class AttentionClass:
     matrices: Callable[[nn.Module], TokenAttention] | None = None
     refused: str | None = None  # Why the weights of the class are not read
     unchanged: str | None = None  # Why heads of the class are not initialised
+
+    def by_group(
+        self, x: Shaped[Tensor, "*lead rows cols"], groups: int, heads: int
+    ) -> Shaped[Tensor, "images groups heads rows cols"]:
+        """Takes apart the leading axes of what a layer computes for every head."""
+        lead = (heads, groups) if self.heads_first else (groups, heads)
+        apart = x.reshape(-1, *lead, *x.shape[-2:])
+        return apart.transpose(1, 2) if self.heads_first else apart
 
 
 @dataclass(frozen=True)
