@@ -485,12 +485,9 @@ def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -
         return y if by.bias is None else y + by.bias.to(dtype)
 
     def low(layer: RelativeAttention, x: Tensor) -> Tensor:
-        return defined(layer, x, own_weights(layer, x), y.dtype)
+        return defined(layer, x, own_weights(layer, x), x.dtype)
 
-    double = copy.deepcopy(layer).double()
-    x_double = x.double()
-    exact_weights = own_weights(double, x_double)
-    exact = defined(double, x_double, exact_weights, torch.float64)
+    exact = low(copy.deepcopy(layer).double(), x.double())
     from_weights = defined(layer, x, weights, torch.float64)
     lows = roundings(low, layer, x, count=_ROUNDINGS)
     return prove(exact, lows, from_weights, y.flatten(2).mT)

@@ -45,7 +45,6 @@ class ReplacedHead:
     layer: str  # Dotted name of the layer
     head: int  # Number in the layer, from 0
     score: float  # Position score R² in the report
-    replaced: bool  # Whether its weights are fixed now
     by: str  # What replaced it: a name of `by`, or "kernel of LAYER head NUMBER"; empty if it was left
     reason: str  # Why it was left; empty if it was replaced
     # Taps along each axis of the kernel that it runs in as a convolution; empty if it does not
@@ -79,12 +78,12 @@ class HeadReplacement(Record):
     @property
     def replaced(self) -> tuple[ReplacedHead, ...]:
         """The heads that were replaced."""
-        return tuple(head for head in self.heads if head.replaced)
+        return tuple(head for head in self.heads if head.by)
 
     @property
     def left(self) -> tuple[ReplacedHead, ...]:
         """The heads that were left as they are."""
-        return tuple(head for head in self.heads if not head.replaced)
+        return tuple(head for head in self.heads if not head.by)
 
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
@@ -194,6 +193,7 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     _require_of_model(report, model)
     arms = read_arms(report, heads, by)
     named = heads is not None or isinstance(by, Mapping)
+    least = nan if named else float(threshold)
     other_weights = _other_weights(report, model, same_weights=same_weights)
     network = copy_network(model)
     calls = CallStack()
@@ -204,22 +204,20 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
-        least = nan if named else threshold
         of_layer, kernels, unfit = _choose(report, layer, old, arms, least)
         refused += unfit
-        replaced = [head.head for head in of_layer if head.replaced]
+        replaced = [head.head for head in of_layer if head.by]
         chosen = {head: arms[layer.name, head] for head in replaced}
         matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
         if matrices is not None:
             measured = measured_heads(layer, kernels)
             attention = ConvolvedAttention(matrices, measured, layer, calls, attends=attends)
-            new_layers[old] = _keep_modes(old, TokenLayer(attention, matrices.config))
+            new_layers[old] = TokenLayer(attention, matrices.config)
             box = attention.means.box
-            of_layer = [replace(head, box=box) if head.replaced else head for head in of_layer]
+            of_layer = [replace(head, box=box) if head.by else head for head in of_layer]
         elif chosen:
             fixed = _fixed(layer, chosen, kernels, maps, attends=attends)
-            made = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
-            new_layers[old] = _keep_modes(old, made)
+            new_layers[old] = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
             running.append(layer.name)
         placed = not {*chosen.values()} <= {*_ALIKE}
         if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
@@ -228,15 +226,16 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     if refused and (named or not new_layers):
         listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
+    _keep_modes(new_layers)
     network = graft(network, new_layers)
     calls.follow(network, running)
-    soft = {*running, *(head.layer for head in records if not head.replaced)}
+    soft = {*running, *(head.layer for head in records if not head.by)}
     if attends:
         soft |= {layer.name for layer in report.layers if layer.prefix}
     hard = [layer.name for layer in report.layers if layer.name not in soft]
     return network, HeadReplacement(
         model=type(model).__name__,
-        threshold=nan if named else float(threshold),
+        threshold=least,
         heads=tuple(records),
         layers_without_softmax=tuple(hard),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
@@ -260,31 +259,25 @@ def _choose(
     kernels: dict[int, tuple[float, ...]] = {}
     refused: list[str] = []
     for head in layer.heads:
-        arm = arms.get((layer.name, head.head))
-        reason: str | None = "it was not named"
-        if arm is not None:
-            reason = None if isnan(threshold) else below(head, threshold)
+        number = head.head
+        arm = arms.get((layer.name, number), "")
+        kernel = None
+        reason = "it was not named"
+        if arm:
             try:
                 require_known(old)
-                kernel = kernel_by(report, layer, head.head, arm)
+                kernel = kernel_by(report, layer, number, arm)
+                reason = below(head, threshold)
             except UnsupportedModelError as error:
                 reason = str(error)
-                refused.append(f"  {layer.name}, head {head.head}: {reason}")
-            else:
-                if kernel is not None and reason is None:
-                    kernels[head.head] = kernel
-        by = "" if arm is None or reason is not None else arm
+                refused.append(f"  {layer.name}, head {number}: {reason}")
+        by = "" if reason else arm
+        if by and kernel is not None:
+            kernels[number] = kernel
         if not isinstance(by, str):
             by = f"kernel of {by[0]} head {by[1]}"
-        record = ReplacedHead(
-            layer=layer.name,
-            head=head.head,
-            score=head.position_score.value,
-            replaced=reason is None,
-            by=by,
-            reason=reason or "",
-        )
-        records.append(record)
+        score = head.position_score.value
+        records.append(ReplacedHead(layer.name, number, score, by, reason))
     return records, kernels, refused
 
 
@@ -334,13 +327,13 @@ def _fixed(
     return fixed
 
 
-def _keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
-    """Gives a new module the mode of the old one, in training or not; parts taken over from the old one keep theirs."""
-    taken = set(old.modules())
-    for part in new.modules():
-        if part not in taken:
-            part.training = old.training
-    return new
+def _keep_modes(new_layers: Mapping[nn.Module, nn.Module]) -> None:
+    """Gives new modules the mode of the old ones, in training or not; parts that they took over keep theirs."""
+    for old, new in new_layers.items():
+        taken = set(old.modules())
+        for part in new.modules():
+            if part not in taken:
+                part.training = old.training
 
 
 def _require_of_model(report: HeadReport, model: nn.Module) -> None:

@@ -170,8 +170,10 @@ def kernel_by(
     return moved
 
 
-def below(head: HeadStatistics, threshold: float) -> str | None:
-    """Returns why a head's numbers do not make it a convolution; None if they do."""
+def below(head: HeadStatistics, threshold: float) -> str:
+    """Returns why a head's numbers do not make it a convolution; empty if they do, or if the threshold is nan."""
+    if isnan(threshold):
+        return ""
     score = head.position_score.value
     if isnan(score):
         return "its position score is not known: its weights do not vary, or it was measured on one image"
@@ -179,7 +181,7 @@ def below(head: HeadStatistics, threshold: float) -> str | None:
         return "its position score is below the threshold"
     if not head.kernel_share.value >= LEAST_SHARE:
         return f"the report's radius holds less than {LEAST_SHARE:.0%} of its attention"
-    return None
+    return ""
 
 
 _CUT = 2.0**-23
