@@ -1,6 +1,6 @@
 """The one catalogue of attention: which classes are read, replaced, initialised or refused, and a user's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -16,12 +16,9 @@ from convattn.heads.families.attention_class import (
     TokenAttention,
 )
 from convattn.heads.families.reduced_keys import REDUCED_KEYS
-from convattn.heads.families.timm_vits import TIMM_VITS, timm_network
+from convattn.heads.families.timm_vits import TIMM_VITS
 from convattn.heads.families.torch_attention import TORCH_ATTENTION
-from convattn.heads.families.transformers_encoders import (
-    TRANSFORMERS_ENCODERS,
-    transformers_network,
-)
+from convattn.heads.families.transformers_encoders import TRANSFORMERS_ENCODERS
 from convattn.heads.families.window_attention import WINDOWS
 from convattn.structure import full_name
 
@@ -72,14 +69,16 @@ _NONE_KNOWN = (
 _registered: list[tuple[type[nn.Module], AttentionClass]] = []  # The last of a class counts
 
 _TRANSFORMERS_VIT = "transformers.models.vit.modeling_vit"
-PATCH_NETWORKS: dict[str, Callable[[nn.Module], PatchNetwork]] = {
-    "timm.models.vision_transformer.VisionTransformer": timm_network,
-    "timm.models.deit.VisionTransformerDistilled": timm_network,
-    f"{_TRANSFORMERS_VIT}.ViTModel": transformers_network,
-    f"{_TRANSFORMERS_VIT}.ViTForImageClassification": transformers_network,
-    f"{_TRANSFORMERS_VIT}.ViTForMaskedImageModeling": transformers_network,
+_TIMM_VIT = PatchNetwork("patch_embed", "blocks.")
+_VIT_INSIDE = PatchNetwork("vit.embeddings.patch_embeddings")
+PATCH_NETWORKS: dict[str, PatchNetwork] = {
+    "timm.models.vision_transformer.VisionTransformer": _TIMM_VIT,
+    "timm.models.deit.VisionTransformerDistilled": _TIMM_VIT,
+    f"{_TRANSFORMERS_VIT}.ViTModel": PatchNetwork("embeddings.patch_embeddings"),
+    f"{_TRANSFORMERS_VIT}.ViTForImageClassification": _VIT_INSIDE,
+    f"{_TRANSFORMERS_VIT}.ViTForMaskedImageModeling": _VIT_INSIDE,
 }
-"""Networks whose heads can be initialised, by full name of the class, with what describes them."""
+"""Networks whose heads can be initialised, by full name of the class."""
 
 
 def register_attention(

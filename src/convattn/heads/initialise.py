@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float64
@@ -85,7 +85,12 @@ def init_heads_(
         raise ArgumentError(must_be("kernel_size", expected, kernel_size))
     if kind not in get_args(Kind):
         raise ArgumentError(must_be("kind", "mimetic, impulse or exact", kind))
-    network = _description(vit)
+    network = PATCH_NETWORKS.get(full_name(type(vit)))
+    if network is None:
+        raise UnsupportedModelError(
+            f"cannot initialise the heads of {type(vit).__name__}: supported are VisionTransformer and"
+            " VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
+        )
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
     layers = _layers(vit, network)
@@ -93,12 +98,12 @@ def init_heads_(
         raise UnsupportedModelError(
             f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].head_width}"
         )
-    positions = _positions(vit, network)
+    grid = _grid(vit.get_submodule(network.embedding))
+    positions = _positions(vit, math.prod(grid))
     sides = [range(-(count // 2), count // 2 + 1) for count in kernel]
     taps = [*product(*sides)]
     if kind == "mimetic":
         taps = taps[len(taps) // 2 :][:1]
-    grid = network.grid
     return tuple(_start(layer, kind, positions, grid, taps, generator) for layer in layers)
 
 
@@ -106,7 +111,7 @@ def _start(
     layer: TokenAttention,
     kind: Kind,
     positions: Float64[Tensor, "patches width"],
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     taps: Sequence[tuple[int, ...]],
     generator: torch.Generator | None,
 ) -> float:
@@ -145,21 +150,20 @@ def _write(layer: nn.Linear, first: int, matrix: Tensor) -> Tensor:
     return rows.copy_(matrix.T).T.to(matrix)
 
 
-def _description(vit: nn.Module) -> PatchNetwork:
-    """Describes a network, or raises UnsupportedModelError if nothing is known of its class."""
-    kind = full_name(type(vit))
-    if kind not in PATCH_NETWORKS:
-        raise UnsupportedModelError(
-            f"cannot initialise the heads of {type(vit).__name__}: supported are VisionTransformer and"
-            " VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
-        )
-    return PATCH_NETWORKS[kind](vit)
+def _grid(embedding: Any) -> tuple[int, ...]:
+    """Returns rows and columns of the patches of a network's own images, from timm's or transformers' embedding."""
+    sizes = getattr(embedding, "img_size", None) or embedding.image_size
+    return tuple(size // side for size, side in zip(sizes, embedding.patch_size, strict=True))
 
 
 def _layers(vit: nn.Module, network: PatchNetwork) -> list[TokenAttention]:
     """Finds the attention in the blocks, or raises with all reasons why it cannot be initialised."""
     layers = []
-    refused = [f"  {reason}" for reason in network.refused]
+    refused = []
+    if not isinstance(getattr(vit, "patch_drop", nn.Identity()), nn.Identity):
+        refused.append(
+            "  patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid"
+        )
     for layer in survey(vit):
         if not layer.name.startswith(network.blocks):
             continue
@@ -180,18 +184,18 @@ def _layers(vit: nn.Module, network: PatchNetwork) -> list[TokenAttention]:
     return layers
 
 
-def _positions(vit: nn.Module, network: PatchNetwork) -> Float64[Tensor, "patches width"]:
+def _positions(vit: nn.Module, patches: int) -> Float64[Tensor, "patches width"]:
     """Returns P: the layer-normed position embedding of the patches."""
     for name, parameter in vit.named_parameters():
         if name.endswith(("pos_embed", "position_embeddings")):
-            rows = parameter[0, -math.prod(network.grid) :].cpu().double()
+            rows = parameter[0, -patches:].cpu().double()
             return functional.layer_norm(rows, rows.shape[1:])
     raise UnsupportedModelError(
         f"cannot initialise the heads of {type(vit).__name__}: it has no position embedding"
     )
 
 
-def _at_tap(grid: tuple[int, int], tap: Sequence[int]) -> Float64[Tensor, "queries keys"]:
+def _at_tap(grid: tuple[int, ...], tap: Sequence[int]) -> Float64[Tensor, "queries keys"]:
     """Returns 1 at the key that a tap looks at from each query, 0 elsewhere; nothing beyond the grid."""
     sides = []
     for size, step in zip(grid, tap, strict=True):
@@ -229,7 +233,7 @@ def _impulse_scores(
 def _exact_scores(
     layer: TokenAttention,
     positions: Float64[Tensor, "patches width"],
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     tap: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Solves 2α (q + Δ) · k − α ‖k‖², which is −α ‖k − q − Δ‖² but for terms of the query alone."""

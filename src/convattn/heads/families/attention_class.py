@@ -140,9 +140,10 @@ class AttentionClass:
 class PatchNetwork:
     """A vision transformer whose tokens are prefix tokens, then patches row by row."""
 
-    blocks: str  # Names of its attention layers over all tokens begin with this
-    grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
-    refused: tuple[str, ...] = ()  # Parts that compute something else, and what
+    embedding: (
+        str  # Dotted name of its patch embedding, which knows the sizes of images and of patches
+    )
+    blocks: str = ""  # Names of its attention layers over all tokens begin with this
 
 
 _REFUSED = (

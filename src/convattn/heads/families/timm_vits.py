@@ -10,7 +10,6 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
-    PatchNetwork,
     TokenAttention,
     dropout_rate,
     require_part,
@@ -154,14 +153,3 @@ TIMM_VITS: dict[str, AttentionClass] = {
     "timm.models.cait.ClassAttn": AttentionClass("class token", read_class_token),
 }
 """Classes of attention by full name."""
-
-
-_DROPS = ("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",)
-
-
-def timm_network(vit: nn.Module) -> PatchNetwork:
-    """Describes timm's VisionTransformer or VisionTransformerDistilled."""
-    drops = not isinstance(vit.patch_drop, nn.Identity)
-    rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
-    grid = (int(rows), int(cols))
-    return PatchNetwork("blocks.", grid, refused=_DROPS if drops else ())

@@ -1,7 +1,6 @@
 """transformers' encoders, whose tokens attend to all others: vision towers, text and audio; and its decoders."""
 
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -10,7 +9,6 @@ from convattn.heads.families.attention_class import (
     PREFIX_TOKENS,
     AttentionClass,
     CallContext,
-    PatchNetwork,
     TokenAttention,
     dropout_rate,
     require_part,
@@ -143,12 +141,3 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
     ),
 }
 """Classes of attention by full name."""
-
-
-def transformers_network(model: nn.Module) -> PatchNetwork:
-    """Describes transformers' ViTModel, or one of the networks around it."""
-    base = "" if type(model).__name__ == "ViTModel" else "vit."
-    embed: Any = model.get_submodule(f"{base}embeddings.patch_embeddings")
-    rows, cols = embed.image_size
-    height, width = embed.patch_size
-    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)))
