@@ -205,7 +205,7 @@ class ConvolvedAttention(nn.Module):
         self.value = some_rows(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
         self.one_grid = report.prefix > 0 and not attends
-        attends = attends and report.prefix > 0
+        attends &= report.prefix > 0
         self.at_prefix = OtherHeads(layer, measured.heads) if attends else None
         weight = layer.value.weight
         output = layer.output
@@ -213,17 +213,19 @@ class ConvolvedAttention(nn.Module):
         self.output = linear(output.weight[:, rows], bias, like=output)
         self.after = layer.after
         wide = torch.promote_types(weight.dtype, torch.float32)
-        kind = {"device": weight.device, "dtype": wide}
-        self.means = KernelMeans(measured.kernel.to(**kind), measured.first)
-        self.means.requires_grad_(weight.requires_grad)
-        shares = measured.prefix_shares.to(**kind)
-        maps = measured.prefix_maps.to(**kind)
+
+        def parameter(numbers: Tensor) -> nn.Parameter:
+            # An empty parameter gets no gradient, which DistributedDataParallel refuses.
+            learns = weight.requires_grad and numbers.numel() > 0
+            return nn.Parameter(numbers.to(weight.device, wide, copy=True), learns)
+
+        self.means = KernelMeans(measured.kernel, measured.first)
+        self.means.kernel = parameter(measured.kernel)
+        self.prefix_shares = parameter(measured.prefix_shares)
+        maps = measured.prefix_maps
         if attends:
             maps = maps[..., :0]
-        # An empty parameter gets no gradient, which DistributedDataParallel refuses.
-        learns = weight.requires_grad
-        self.prefix_shares = nn.Parameter(shares, requires_grad=learns and shares.numel() > 0)
-        self.prefix_maps = nn.Parameter(maps, requires_grad=learns and maps.numel() > 0)
+        self.prefix_maps = parameter(maps)
 
     @property
     def prefix(self) -> int:
@@ -238,39 +240,33 @@ class ConvolvedAttention(nn.Module):
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
         averaging = self.means.heads
-        parts = []
-        if averaging:
-            means = self._by_displacement(values[:, :averaging], sizes)
-            if self.at_prefix is not None:
-                own = values[:, :averaging]
-                first = self.at_prefix(tokens, own, self.prefix)
-                means = torch.cat([first, means], dim=2)
-            parts.append(means)
+        parts = [self._averaged(tokens, values[:, :averaging], sizes)]
         if self.content is not None:
             parts.append(self.content(tokens, values[:, averaging:]))
         y = torch.cat(parts, dim=1)
         y = rearrange(y, "batch heads tokens width -> batch tokens (heads width)")
         return self.after(self.output(y))
 
-    def _by_displacement(
+    def _averaged(
         self,
-        values: Float[Tensor, "batch heads tokens width"],
+        tokens: Float[Tensor, "batch tokens width"],
+        values: Float[Tensor, "batch heads tokens head_width"],
         sizes: tuple[int, ...],
-    ) -> Float[Tensor, "batch heads _ width"]:
-        """Averages values at positions by displacement, and those of all tokens for prefix tokens that have maps."""
-        prefix = values[:, :, : self.prefix]
-        positions = values[:, :, self.prefix :]
-        around = self.means(positions, sizes)
-        if not self.prefix:
+    ) -> Float[Tensor, "batch heads tokens head_width"]:
+        """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
+        prefix = self.prefix
+        around = self.means(values[:, :, prefix:], sizes)
+        if not prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
         rest = 1 - self.prefix_shares.sum(1)
         rest = rest.to(values.dtype)[:, None, None]
-        around = rest * around + torch.matmul(shares[:, None], prefix)
-        if self.at_prefix is not None:
-            return around
-        at_prefix = torch.matmul(self.prefix_maps.to(values.dtype), values)
-        return torch.cat([at_prefix, around], dim=2)
+        around = rest * around + torch.matmul(shares[:, None], values[:, :, :prefix])
+        if self.at_prefix is None:
+            first = torch.matmul(self.prefix_maps.to(values.dtype), values)
+        else:
+            first = self.at_prefix(tokens, values, prefix)
+        return torch.cat([first, around], dim=2)
 
     def _sizes(self, tokens: int) -> tuple[int, ...]:
         """Returns the sizes of the grid, or raises ShapeError if it is another and must not, or does not fit."""
