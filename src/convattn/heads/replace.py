@@ -118,7 +118,7 @@ _ANY_GRID = (*WHOLE, "windows", "shifted windows")
 _ALIKE = {"zero": 0.0, "uniform": 1.0}
 
 
-def replace_heads(  # noqa: PLR0915 - one call for every replacement
+def replace_heads(
     model: nn.Module,
     report: HeadReport,
     heads: Sequence[Head] | None = None,
@@ -190,11 +190,10 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
     if prefix not in ("mean", "attend"):
         raise ArgumentError(must_be("prefix", "'mean' or 'attend'", prefix))
-    _require_of_model(report, model)
+    changed = _require_of_model(report, model, same_weights=same_weights)
     arms = read_arms(report, heads, by)
     named = heads is not None or isinstance(by, Mapping)
     least = nan if named else float(threshold)
-    other_weights = _other_weights(report, model, same_weights=same_weights)
     network = copy_network(model)
     calls = CallStack()
     attends = prefix == "attend"
@@ -216,7 +215,7 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
             box = attention.means.box
             of_layer = [replace(head, box=box) if head.by else head for head in of_layer]
         elif chosen:
-            fixed = _fixed(layer, chosen, kernels, maps, attends=attends)
+            fixed = _fixed(layer, chosen, kernels, maps or {}, attends=attends)
             new_layers[old] = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
             running.append(layer.name)
         placed = not {*chosen.values()} <= {*_ALIKE}
@@ -240,7 +239,7 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
         layers_without_softmax=tuple(hard),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
-        not_covered=(*_NOT_COVERED, *other_weights),
+        not_covered=(*_NOT_COVERED, *changed),
     )
 
 
@@ -300,7 +299,7 @@ def _fixed(
     layer: LayerReport,
     arms: Mapping[int, Arm],
     kernels: Mapping[int, tuple[float, ...]],
-    maps: Mapping[str, Tensor] | None,
+    maps: Mapping[str, Tensor],
     *,
     attends: bool,
 ) -> list[FixedHeads]:
@@ -313,7 +312,7 @@ def _fixed(
         fixed.append(DisplacedHeads(measured, grid, attends=attends))
     for head, arm in arms.items():
         if arm == "mean_map":
-            found = None if maps is None else maps.get(layer.name)
+            found = maps.get(layer.name)
             if found is None or found.ndim != 4 or found.shape[1] != len(layer.heads):
                 raise ArgumentError(
                     f"maps must hold those of the {len(layer.heads)} heads of {layer.name} for 'mean_map', as"
@@ -336,8 +335,11 @@ def _keep_modes(new_layers: Mapping[nn.Module, nn.Module]) -> None:
                 part.training = old.training
 
 
-def _require_of_model(report: HeadReport, model: nn.Module) -> None:
-    """Raises an error if a layer of the report is not in the network, of another class, or runs more than once."""
+def _require_of_model(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
+    """Raises an error if a layer of the report is not in the network, of another class, or runs more than once.
+
+    Says if the network's weights are not those measured, which raises with `same_weights`.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
     if not report.layers:
         raise ArgumentError("report must have layers, but has none")
@@ -359,10 +361,6 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
         if kind != layer.kind:
             expected = f"of this network, where {layer.name} is a {kind}"
             raise ArgumentError(must_be("report", expected, layer.kind))
-
-
-def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
-    """Says if the network's weights are not those measured; with `same_weights` this raises."""
     layers = report.changed_in(model)
     if not layers:
         return []

@@ -214,7 +214,7 @@ def measured_heads(
         heads=heads,
         kernel=kernel,
         first=tuple(side.start - radius for side in box),
-        prefix_shares=shares.view(len(heads), layer.prefix),
+        prefix_shares=shares,
         prefix_maps=maps / maps.sum(-1, keepdim=True),
     )
 
