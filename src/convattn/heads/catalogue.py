@@ -147,7 +147,7 @@ def read_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     known = attention_class(attention)
     if known is None or known.matrices is None:
-        reason = None if known is None else known.refused or known.unchanged
+        reason = None if known is None else known.refused
         raise UnsupportedModelError(reason or "where its matrices are is not known")
     return known.matrices(attention)
 

@@ -125,7 +125,6 @@ class AttentionClass:
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
     refused: str | None = None  # Why the weights of the class are not read
-    unchanged: str | None = None  # Why heads of the class are not initialised
 
     def by_group(
         self, x: Shaped[Tensor, "*lead rows cols"], groups: int, heads: int
@@ -207,18 +206,17 @@ def linear(
     return layer
 
 
-def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
-    """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
-    weights = whole.weight.chunk(parts)
-    biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
-    pairs = zip(weights, biases, strict=True)
-    return tuple(linear(weight, bias, like=whole) for weight, bias in pairs)
-
-
-def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
-    """Copies some outputs of a linear map."""
+def some_rows(whole: nn.Linear, rows: Tensor | slice) -> nn.Linear:
+    """Returns some outputs of a linear map: copies of its numbers, or by a slice its own."""
     bias = None if whole.bias is None else whole.bias[rows]
     return linear(whole.weight[rows], bias, like=whole)
+
+
+def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
+    """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
+    size = len(whole.weight) // parts
+    starts = range(0, parts * size, size)
+    return tuple(some_rows(whole, slice(start, start + size)) for start in starts)
 
 
 _RECORDERS = "transformers.utils.output_capturing"

@@ -129,25 +129,21 @@ def convit_matrices(attention: nn.Module) -> TokenAttention:
     )
 
 
-_GATED = "it mixes attention by position and by content"
-_BIASES = "it has its own relative positions"
-_ROTATES = "it rotates queries and keys by their positions"
 _ONE_PRODUCT = "it computes attention and feed-forward in one product"
+_BY_POSITION_TOO = (
+    "timm.layers.attention.AttentionRope",
+    "timm.models.beit.Attention",
+    "timm.models.eva.EvaAttention",
+    "timm.models.vision_transformer_relpos.RelPosAttention",
+)
 
 TIMM_VITS: dict[str, AttentionClass] = {
+    **dict.fromkeys(_BY_POSITION_TOO, AttentionClass("global", read_tokens)),
     "timm.layers.attention.Attention": AttentionClass(
         "global", read_tokens, matrices=attention_matrices
     ),
-    "timm.layers.attention.AttentionRope": AttentionClass(
-        "global", read_tokens, unchanged=_ROTATES
-    ),
-    "timm.models.beit.Attention": AttentionClass("global", read_tokens, unchanged=_BIASES),
-    "timm.models.eva.EvaAttention": AttentionClass("global", read_tokens, unchanged=_ROTATES),
-    "timm.models.vision_transformer_relpos.RelPosAttention": AttentionClass(
-        "global", read_tokens, unchanged=_BIASES
-    ),
     "timm.models.vision_transformer.ParallelScalingBlock": AttentionClass(refused=_ONE_PRODUCT),
-    "timm.models.convit.GPSA": AttentionClass("global", read_patches, unchanged=_GATED),
+    "timm.models.convit.GPSA": AttentionClass("global", read_patches),
     "timm.models.convit.MHSA": AttentionClass("global", read_tokens, matrices=convit_matrices),
     "timm.models.cait.TalkingHeadAttn": AttentionClass("global", read_patches),
     "timm.models.cait.ClassAttn": AttentionClass("class token", read_class_token),
