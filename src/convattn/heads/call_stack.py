@@ -1,6 +1,6 @@
 """What a network with replaced heads knows while it runs: the calls around a layer, and the grids it is cut into."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -62,16 +62,12 @@ class CallStack:
             )
         return fitting[0] if fitting else None
 
-    def follow(self, network: nn.Module, layers: Iterable[str]) -> None:
+    def follow(self, network: nn.Module, layers: Sequence[str]) -> None:
         """Notes from now on the sizes of convolutions, and the calls of the modules around some layers."""
-        around = set()
-        for layer in layers:
-            parts = layer.split(".")
-            around |= {".".join(parts[:depth]) for depth in range(len(parts))}
         for name, module in network.named_modules():
             if convolves(module):
                 module.register_forward_hook(partial(self._note, name))
-            if name in around:
+            if any(not name or layer.startswith(f"{name}.") for layer in layers):
                 enter = partial(self._enter, name)
                 module.register_forward_pre_hook(enter, with_kwargs=True)
                 module.register_forward_hook(self._leave, always_call=True)
