@@ -218,15 +218,15 @@ def layers_to_read(
     """
     every = survey(model) if layers is None else attention_layers(model)
     names = [layer.name for layer in every]
-    wanted = patterns("layers", layers, names, "attention layers") or ("*",)
+    wanted = patterns("layers", layers, names, "attention layers")
     unwanted = patterns("without", without, names, "attention layers") or ()
-    for pattern in () if layers is None else wanted:
+    for pattern in wanted or ():
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):
             raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")
     modules = set()
     for layer in every:
-        named = matches([layer.name], wanted) and not matches([layer.name], unwanted)
+        named = matches([layer.name], wanted or ("*",)) and not matches([layer.name], unwanted)
         if named and layer.refused is None:
             modules.add(model.get_submodule(layer.name))
     return modules

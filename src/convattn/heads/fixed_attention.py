@@ -83,16 +83,13 @@ class DisplacedHeads(nn.Module):
         """Returns the weights on a layout; those of prefix tokens' queries are left out if they attend."""
         assert layout is not None
         places = layout.query_positions().nan_to_num()
-        taps = torch.zeros((), dtype=torch.long)
-        inside = ~layout.key_prefix
-        for axis, (size, first) in enumerate(zip(self.kernel.shape[1:], self.first, strict=True)):
-            steps = layout.keys[:, None, :, axis] - places[:, :, None, axis]
-            tap = steps.round().long() - first
-            inside = inside & (tap >= 0) & (tap < size)
-            taps = taps * size + tap
+        steps = layout.keys[:, None] - places[:, :, None]
+        taps = steps.round().long() - torch.tensor(self.first)
+        on_kernel = (taps >= 0) & (taps < torch.tensor(self.kernel.shape[1:]))
+        inside = on_kernel.all(-1) & ~layout.key_prefix
         device = self.kernel.device
-        taps = taps.masked_fill(~inside, 0).to(device)
-        maps = self.kernel.flatten(1)[:, taps].transpose(0, 1)
+        taps = taps.masked_fill(~inside[..., None], 0).to(device)
+        maps = self.kernel[:, *taps.unbind(-1)].transpose(0, 1)
         if layout.allowed is not None:
             inside = inside & layout.allowed
         maps = maps * inside[:, None].to(device)

@@ -7,8 +7,9 @@ determine, as the share explained where nothing varies, is nan.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -295,14 +296,12 @@ class HeadReport(Record):
     def taps(self, first: int, count: int) -> tuple[str, ...]:
         """Names the taps of a kernel that heads of some neighbouring layers hold together."""
         layers = self.layers[first : first + count]
-        verdicts = [verdict for layer in layers for verdict in layer.verdicts]
-        return taps_held(verdicts, layers[0].kernel)
+        return taps_held(_verdicts(layers, MEASURED), layers[0].kernel)
 
     def headline(self) -> str:
         """Says in one line what the heads are."""
-        verdicts = [verdict for layer in self.layers for verdict in layer.verdicts]
-        untrained = [verdict for layer in self.layers for verdict in layer.verdicts_in(UNTRAINED)]
-        return f"{headline(verdicts, untrained)}, on {counted(self.images, 'image')}"
+        words = headline(_verdicts(self.layers, MEASURED), _verdicts(self.layers, UNTRAINED))
+        return f"{words}, on {counted(self.images, 'image')}"
 
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
@@ -312,6 +311,11 @@ class HeadReport(Record):
             lines.append(f"  {layer.name or ITSELF}: {words}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
+
+
+def _verdicts(layers: Sequence[LayerReport], condition: str) -> list[HeadVerdict]:
+    """Lists what the heads of some layers are."""
+    return [*chain.from_iterable(layer.verdicts_in(condition) for layer in layers)]
 
 
 def weight_digests(network: nn.Module, names: Iterable[str]) -> dict[str, str]:

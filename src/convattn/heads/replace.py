@@ -343,9 +343,6 @@ def _require_of_model(report: HeadReport, model: nn.Module, *, same_weights: boo
     modules = dict(model.named_modules(remove_duplicate=False))
     if not report.layers:
         raise ArgumentError("report must have layers, but has none")
-    names = [layer.name for layer in report.layers]
-    if len(set(names)) != len(names):
-        raise ArgumentError("report must name each layer once")
     for layer in report.layers:
         once, again, _ = layer.name.partition(AGAIN)
         if again and once in modules:

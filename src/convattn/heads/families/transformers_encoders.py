@@ -46,22 +46,21 @@ def _count_tokens(embeddings: nn.Module, name: str) -> int:
 
 def _matrices(
     attention: nn.Module,
-    maps: tuple[str, ...],
+    output: str = "out_proj",
     *,
-    heads: str,
-    dropout: str,
-    scale: str,
+    heads: str = "num_heads",
+    dropout: str = "dropout",
+    scale: str = "scaling",
 ) -> TokenAttention:
-    """Returns the matrices of a layer, by the names of its maps, numbers and dropout."""
+    """Returns the matrices of a layer, by the names of its last map, numbers and dropout; Whisper's if not given."""
     if getattr(attention, "is_decoder", False) or getattr(attention, "is_causal", False):
         raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-    query, key, value, output = (require_part(attention, name) for name in maps)
     return TokenAttention(
         heads=int(getattr(attention, heads)),
-        query=query,
-        key=key,
-        value=value,
-        output=output,
+        query=require_part(attention, "q_proj"),
+        key=require_part(attention, "k_proj"),
+        value=require_part(attention, "v_proj"),
+        output=require_part(attention, output),
         config=attention.config,
         dropout=dropout_rate(attention, dropout),
         scale=float(getattr(attention, scale)),
@@ -69,20 +68,9 @@ def _matrices(
 
 
 _vit_matrices = partial(
-    _matrices,
-    maps=("q_proj", "k_proj", "v_proj", "o_proj"),
-    heads="num_attention_heads",
-    dropout="attention_dropout",
-    scale="scaling",
+    _matrices, output="o_proj", heads="num_attention_heads", dropout="attention_dropout"
 )
-_whisper_matrices = partial(
-    _matrices,
-    maps=("q_proj", "k_proj", "v_proj", "out_proj"),
-    heads="num_heads",
-    dropout="dropout",
-    scale="scaling",
-)
-_clip_matrices = partial(_whisper_matrices, scale="scale")
+_clip_matrices = partial(_matrices, scale="scale")
 
 
 def _by_full_name(how: AttentionClass, *classes: str) -> dict[str, AttentionClass]:
@@ -110,7 +98,7 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
         "siglip.SiglipAttention",
     ),
     **_by_full_name(
-        AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
+        AttentionClass("sequence", read_sequence, matrices=_matrices),
         "whisper.WhisperAttention",
     ),
     **_by_full_name(
