@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from convattn.convert.surgery import matches, names_by_module, patterns, require_network
+from convattn.convert.surgery import matches, patterns, require_network
 from convattn.convert.taps import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
@@ -196,7 +196,7 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
     """Lists the attention layers that the catalogue knows, none of them twice; perhaps none."""
     layers: list[AttentionModule] = []
     inside: set[nn.Module] = set()
-    for module, names in names_by_module(model).items():
+    for name, module in model.named_modules():
         known = attention_class(module)
         if is_own(module):
             known = AttentionClass("sequence" if module.dims == 1 else "global")
@@ -205,7 +205,7 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
         if known.refused is not None:
             inside.update(module.modules())  # attention inside a refused module is refused with it
         kind = full_name(type(module))
-        layers.append(AttentionModule(names[0], kind, known.pattern, known.refused))
+        layers.append(AttentionModule(name, kind, known.pattern, known.refused))
     return tuple(layers)
 
 

@@ -153,12 +153,12 @@ def _read_equation(equation: str, operands: Sequence[Tensor]) -> Contraction | N
         return None
     for term, operand in zip(terms.split(","), operands, strict=True):
         hidden = operand.ndim - len(term.replace("...", ""))
-        names.append(term.replace("...", spare[len(spare) - hidden :]))
-    for name, operand in zip(names, operands, strict=True):
+        name = term.replace("...", spare[len(spare) - hidden :])
         if not len(name) == len(set(name)) == operand.ndim:
             return None
+        names.append(name)
     if not arrow:
-        once = [letter for letter in sorted(terms) if terms.count(letter) == 1]
-        result = "..." + "".join(letter for letter in once if letter.isalpha())
+        letters = filter(str.isalpha, sorted(terms))
+        result = "..." + "".join(letter for letter in letters if terms.count(letter) == 1)
     ellipsis = "".join(letter for letter in spare if letter in "".join(names))
     return Contraction(operands, names, result.replace("...", ellipsis))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import read_arguments, without_modes
-from convattn.convert.surgery import names_by_module, require_network
+from convattn.convert.surgery import require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
@@ -180,13 +180,13 @@ class Watcher:
         self._strict = layers is None  # Whether attention in modules that are not known is refused
         self._called: dict[nn.Module, str] = {}
         inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
-        for module, names in names_by_module(model).items():
+        for name, module in model.named_modules():
             if module in inside:
                 continue
             if is_own(module) or isinstance(module, Encoding):
                 inside.update(module.modules())
             if not isinstance(module, Encoding):
-                self._called[module] = names[0]
+                self._called[module] = name
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         # Output sizes of the convolutions that ran, latest last
