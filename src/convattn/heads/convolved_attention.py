@@ -1,7 +1,6 @@
 """Attention over tokens of which some or all heads average values by displacement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import final
 
@@ -18,6 +17,7 @@ from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
+from convattn.heads.fixed_attention import DisplacedHeads
 from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import times
 
@@ -100,19 +100,6 @@ def _axes(sizes: Sequence[int]) -> list[Axis]:
     return [Axis(range(size), size) for size in sizes]
 
 
-@dataclass(frozen=True)
-class MeasuredHeads:
-    """Some heads of a layer with their kernels in one box."""
-
-    heads: tuple[int, ...]  # Their numbers in the layer
-    kernel: Float[Tensor, "heads *box"]  # K, of sum 1
-    first: tuple[int, ...]  # Displacement of the box's first tap
-    prefix_shares: Float[Tensor, "heads prefix"]  # Mean weight of a position for each prefix token
-    prefix_maps: Float[
-        Tensor, "heads prefix tokens"
-    ]  # Weights of each prefix token's query, of sum 1
-
-
 @final
 class OtherHeads(nn.Module):
     """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ) v."""
@@ -183,7 +170,7 @@ class ConvolvedAttention(nn.Module):
     def __init__(
         self,
         layer: TokenAttention,
-        measured: MeasuredHeads,
+        measured: DisplacedHeads,
         report: LayerReport,
         calls: CallStack,
         *,

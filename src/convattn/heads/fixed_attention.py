@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
-from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, Product
@@ -25,17 +25,13 @@ class MappedHeads(nn.Module):
     Attributes:
         heads: Their numbers in the layer.
         weights: The map, (groups, heads, queries, keys); with one query and key it is the same for all of them.
-        grid: The only grid of queries that it is for; None if it is for all.
         placed: Whether what the heads see depends on where queries and keys lie.
     """
-
-    attends = False
 
     def __init__(
         self,
         heads: Sequence[int],
         weights: Float[Tensor, "groups heads queries keys"],
-        grid: tuple[int, ...] | None = None,
         *,
         placed: bool = True,
     ) -> None:
@@ -43,10 +39,9 @@ class MappedHeads(nn.Module):
         super().__init__()
         self.heads = tuple(heads)
         self.weights = nn.Buffer(weights)
-        self.grid = grid
         self.placed = placed
 
-    def maps(self, _: Layout | None) -> Float[Tensor, "groups heads queries keys"]:
+    def maps(self, _: Layout | None, **__: bool) -> Float[Tensor, "groups heads queries keys"]:
         """Returns the maps."""
         return self.weights
 
@@ -57,29 +52,34 @@ class DisplacedHeads(nn.Module):
 
     Attributes:
         heads: Their numbers in the layer.
-        kernel: K, (heads, *box).
-        prefix_shares: π, (heads, prefix tokens).
-        prefix_maps: Weights of the queries of prefix tokens, (heads, prefix tokens, tokens).
-        grid: The only grid of queries that they are for; None if they are for all.
-        attends: Whether prefix tokens' queries attend as before.
+        kernel: K, (heads, *box), of sum 1.
+        first: Displacement of the box's first tap.
+        prefix_shares: π, the mean weight of a position for each prefix token, (heads, prefix tokens).
+        prefix_maps: Weights of the queries of prefix tokens, of sum 1, (heads, prefix tokens, tokens).
     """
 
     placed = True
 
     def __init__(
-        self, measured: MeasuredHeads, grid: tuple[int, ...] | None, *, attends: bool
+        self,
+        heads: tuple[int, ...],
+        kernel: Float[Tensor, "heads *box"],
+        *,
+        first: tuple[int, ...],
+        prefix_shares: Float[Tensor, "heads prefix"],
+        prefix_maps: Float[Tensor, "heads prefix tokens"],
     ) -> None:
         """Takes the heads with their kernels."""
         super().__init__()
-        self.heads = measured.heads
-        self.first = measured.first
-        self.kernel = nn.Buffer(measured.kernel)
-        self.prefix_shares = nn.Buffer(measured.prefix_shares)
-        self.prefix_maps = nn.Buffer(measured.prefix_maps)
-        self.grid = grid
-        self.attends = attends
+        self.heads = heads
+        self.kernel = nn.Buffer(kernel)
+        self.first = first
+        self.prefix_shares = nn.Buffer(prefix_shares)
+        self.prefix_maps = nn.Buffer(prefix_maps)
 
-    def maps(self, layout: Layout | None) -> Float[Tensor, "groups heads queries keys"]:
+    def maps(
+        self, layout: Layout | None, *, attends: bool
+    ) -> Float[Tensor, "groups heads queries keys"]:
         """Returns the weights on a layout; those of prefix tokens' queries are left out if they attend."""
         assert layout is not None
         places = layout.query_positions().nan_to_num()
@@ -97,7 +97,7 @@ class DisplacedHeads(nn.Module):
         rest = 1 - self.prefix_shares.sum(1)
         maps = maps / total.masked_fill(total == 0, 1) * rest[:, None, None]
         maps[..., layout.key_prefix.nonzero()[:, 0].to(device)] = self.prefix_shares[:, None]
-        if self.prefix_maps.numel() and not self.attends:
+        if self.prefix_maps.numel() and not attends:
             maps[:, :, layout.prefix_queries().to(device)] = self.prefix_maps
         return maps
 
@@ -117,26 +117,32 @@ class FixedAttention(nn.Module):
     Attributes:
         attention: The layer.
         fixed: The heads with fixed weights.
+        grid: The only grid of queries that these are for; None if they are for all.
+        attends: Whether prefix tokens' queries attend as before in heads by displacement.
     """
 
     def __init__(
         self,
-        name: str,
+        report: LayerReport,
         attention: nn.Module,
-        heads: int,
-        fixed: Sequence[nn.Module],
+        fixed: Sequence[FixedHeads],
         calls: CallStack,
+        *,
+        grid: tuple[int, ...] | None,
+        attends: bool,
     ) -> None:
-        """Takes over a layer with some number of heads, by its name in the network."""
+        """Takes over a layer, of which the report has the name and the heads."""
         super().__init__()
-        self.name = name
+        self.name = report.name
         self.attention = attention
-        self.heads = heads
+        self.heads = len(report.heads)
         weight = next(attention.parameters(), torch.empty(0))
         wide = torch.promote_types(weight.dtype, torch.float32)
         self.placed = any(part.placed for part in fixed)
         self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
         self.calls = calls
+        self.grid = grid
+        self.attends = attends
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the modules around the layer ask it for."""
@@ -178,6 +184,8 @@ class FixedAttention(nn.Module):
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
             layout = known.layout(replace(call, shape=product.shape))
+            if self.grid is not None:
+                require_sizes(self.grid, layout.grid, "of a grid of {} positions")
         *lead, _, _ = product.shape
         if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
             raise UnsupportedModelError(
@@ -198,17 +206,15 @@ class FixedAttention(nn.Module):
         values = by_group(product.inputs[-1])
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
-            if part.grid is not None and layout is not None:
-                require_sizes(part.grid, layout.grid, "of a grid of {} positions")
             heads = torch.tensor(part.heads, device=out.device)
-            maps = part.maps(layout)
+            maps = part.maps(layout, attends=self.attends)
             seen = maps * allowed[:, :, None]
             total = seen.sum(-1, keepdim=True)
             # In this order: what is left may be so little that its inverse overflows.
             weights = seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
             weights = weights.to(values.dtype)
             y = (weights @ values.index_select(2, heads)).to(out.dtype)
-            if part.attends and layout is not None:
+            if self.attends and isinstance(part, DisplacedHeads) and layout is not None:
                 attend = (layout.queries < 0)[:, None, :, None].to(out.device)
                 y = torch.where(attend, out.index_select(2, heads), y)
             out = out.index_copy(2, heads, y)

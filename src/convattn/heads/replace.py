@@ -16,7 +16,6 @@ from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention, TokenLayer
 from convattn.heads.fixed_attention import (
-    DisplacedHeads,
     FixedAttention,
     FixedHeads,
     MappedHeads,
@@ -215,8 +214,8 @@ def replace_heads(
             box = attention.means.box
             of_layer = [replace(head, box=box) if head.by else head for head in of_layer]
         elif chosen:
-            fixed = _fixed(layer, chosen, kernels, maps or {}, attends=attends)
-            new_layers[old] = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
+            fixed, grid = _fixed(layer, chosen, kernels, maps or {}, attends=attends)
+            new_layers[old] = FixedAttention(layer, old, fixed, calls, grid=grid, attends=attends)
             running.append(layer.name)
         placed = not {*chosen.values()} <= {*_ALIKE}
         if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
@@ -302,14 +301,14 @@ def _fixed(
     maps: Mapping[str, Tensor],
     *,
     attends: bool,
-) -> list[FixedHeads]:
-    """Makes the weights of the heads of a layer, by what replaces them."""
+) -> tuple[list[FixedHeads], tuple[int, ...] | None]:
+    """Makes the weights of the heads of a layer, by what replaces them, and the only grid that they are for, if any."""
     fixed: list[FixedHeads] = []
+    grid = None
     if kernels:
-        any_grid = layer.pattern in _ANY_GRID and (attends or not layer.prefix)
-        measured = measured_heads(layer, kernels, whole=True)
-        grid = None if any_grid else layer.grid
-        fixed.append(DisplacedHeads(measured, grid, attends=attends))
+        fixed.append(measured_heads(layer, kernels, whole=True))
+        if layer.pattern not in _ANY_GRID or (layer.prefix and not attends):
+            grid = layer.grid
     for head, arm in arms.items():
         if arm == "mean_map":
             found = maps.get(layer.name)
@@ -318,12 +317,13 @@ def _fixed(
                     f"maps must hold those of the {len(layer.heads)} heads of {layer.name} for 'mean_map', as"
                     " mean_maps(model, images) returns them"
                 )
-            fixed.append(MappedHeads((head,), found[:, [head]], layer.grid))
+            fixed.append(MappedHeads((head,), found[:, [head]]))
+            grid = layer.grid
         elif arm in _ALIKE:
             alike = torch.full((1, 1, 1, 1), _ALIKE[arm])
             placed = arm == "uniform" and layer.pattern not in WHOLE
             fixed.append(MappedHeads((head,), alike, placed=placed))
-    return fixed
+    return fixed, grid
 
 
 def _keep_modes(new_layers: Mapping[nn.Module, nn.Module]) -> None:

@@ -19,7 +19,7 @@ from convattn.errors import (
 from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
 from convattn.heads.catalogue import attention_class, is_own
-from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.fixed_attention import DisplacedHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
 
 Head: TypeAlias = tuple[str, int]
@@ -194,7 +194,7 @@ _Box: TypeAlias = tuple[slice, ...]
 
 def measured_heads(
     layer: LayerReport, kernels_of_heads: Mapping[int, Sequence[float]], *, whole: bool = False
-) -> MeasuredHeads:
+) -> DisplacedHeads:
     """Puts the kernels of some heads into one box, the smallest on the grid, with what prefix tokens get."""
     heads = tuple(kernels_of_heads)
     kernels = _whole_kernels(layer, [*kernels_of_heads.values()])
@@ -210,7 +210,7 @@ def measured_heads(
     maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64)
     if not layer.prefix:
         maps = maps.view(len(heads), 0, prod(layer.grid))
-    return MeasuredHeads(
+    return DisplacedHeads(
         heads=heads,
         kernel=kernel,
         first=tuple(side.start - radius for side in box),
