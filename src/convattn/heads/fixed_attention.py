@@ -1,17 +1,18 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
+from convattn.heads.families.attention_class import CallContext
 from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
@@ -112,7 +113,8 @@ class FixedAttention(nn.Module):
 
     Each product of weights and values is seen while the layer computes it, and the outputs of these heads are put into
     it; so masks, dropout and all else of the layer stay for the other heads. What a mask hides from a query is shared
-    out among the rest.
+    out among the rest. A layer that returns its weights returns those of these heads too: they are written into its
+    own, which gradients do not see.
 
     Attributes:
         attention: The layer.
@@ -183,7 +185,7 @@ class FixedAttention(nn.Module):
         layout = None
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
-            layout = known.layout(replace(call, shape=product.shape))
+            layout = self._layout(known.layout, replace(call, shape=product.shape))
             if self.grid is not None:
                 require_sizes(self.grid, layout.grid, "of a grid of {} positions")
         *lead, _, _ = product.shape
@@ -204,20 +206,49 @@ class FixedAttention(nn.Module):
                 mask = mask > EXCLUDED
             allowed = allowed & by_group(mask.expand(product.shape)).any(2)
         values = by_group(product.inputs[-1])
+        own = None  # unless the module computed weights, for each image, which it may return
+        if product.factor is None and 0 not in product.inputs[0].stride():
+            own = by_group(product.inputs[0].data)
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
-            heads = torch.tensor(part.heads, device=out.device)
             maps = part.maps(layout, attends=self.attends)
             seen = maps * allowed[:, :, None]
             total = seen.sum(-1, keepdim=True)
             # In this order: what is left may be so little that its inverse overflows.
             weights = seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
             weights = weights.to(values.dtype)
-            y = (weights @ values.index_select(2, heads)).to(out.dtype)
+            heads = torch.tensor(part.heads, device=out.device)
+            means = weights @ values.index_select(2, heads)
+            stays = None
             if self.attends and isinstance(part, DisplacedHeads) and layout is not None:
-                attend = (layout.queries < 0)[:, None, :, None].to(out.device)
-                y = torch.where(attend, out.index_select(2, heads), y)
-            out = out.index_copy(2, heads, y)
+                stays = (layout.queries < 0)[:, None, :, None].to(out.device)
+            out = _with_heads(out, heads, means, stays)
+            if own is not None:
+                own.copy_(_with_heads(own, heads, weights, stays))
         if known.heads_first:
             out = out.transpose(1, 2)
         return out.reshape(product.out.shape)
+
+    def _layout(self, read: Callable[[CallContext], Layout], call: CallContext) -> Layout:
+        """Reads where queries and keys of a call lie."""
+        try:
+            return read(call)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(
+                f"{self.name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"
+                " gradients can compute it again"
+            ) from None
+
+
+def _with_heads(
+    old: Float[Tensor, "images groups all_heads rows cols"],
+    heads: Int64[Tensor, " heads"],
+    new: Float[Tensor, "_ groups heads rows cols"],
+    stays: Bool[Tensor, "groups 1 rows 1"] | None,
+) -> Float[Tensor, "images groups all_heads rows cols"]:
+    """Puts new numbers of some heads in the place of the old ones, but in the rows that stay."""
+    before = old.index_select(2, heads)
+    new = new.to(old.dtype).expand_as(before)
+    if stays is not None:
+        new = torch.where(stays, before, new)
+    return old.index_copy(2, heads, new)
