@@ -166,7 +166,7 @@ class LayerReport:
 
     def control(self, name: str) -> LayerStatistics | None:
         """Returns a control by its name; None if it was not measured."""
-        return self._conditions().get(name)
+        return self.conditions().get(name)
 
     @property
     def verdicts(self) -> tuple[HeadVerdict, ...]:
@@ -175,7 +175,7 @@ class LayerReport:
 
     def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
         """What each head is as measured, with both controls, or in one of them; empty if it was not measured."""
-        conditions = self._conditions()
+        conditions = self.conditions()
         statistics = conditions.get(condition)
         if statistics is None:
             return ()
@@ -215,20 +215,10 @@ class LayerReport:
         )
         return " ".join(f"{part}." for part in parts if part)
 
-    def _conditions(self) -> dict[str, LayerStatistics]:
+    def conditions(self) -> dict[str, LayerStatistics]:
         """Returns what was measured, by condition."""
         controls = {item.name: item.measured for item in self.controls}
         return {MEASURED: self.measured, **controls}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Returns a flat row for each head in each condition."""
-        rows = []
-        for condition, statistics in self._conditions().items():
-            verdicts = self.verdicts_in(condition)
-            for head, verdict in zip(statistics.heads, verdicts, strict=True):
-                place = {"layer": self.name, "condition": condition, "verdict": str(verdict)}
-                rows.append({**place, **head.row()})
-        return rows
 
 
 @dataclass(frozen=True)
@@ -290,7 +280,11 @@ class HeadReport(Record):
         """Returns a flat row for each head of each layer, as measured and in each control, for `pandas.DataFrame`."""
         rows = []
         for depth, layer in enumerate(self.layers):
-            rows += [{"depth": depth, **row} for row in layer.rows()]
+            for condition, statistics in layer.conditions().items():
+                verdicts = layer.verdicts_in(condition)
+                for head, verdict in zip(statistics.heads, verdicts, strict=True):
+                    place = {"depth": depth, "layer": layer.name, "condition": condition}
+                    rows.append({**place, "verdict": str(verdict), **head.row()})
         return rows
 
     def taps(self, first: int, count: int) -> tuple[str, ...]:

@@ -204,8 +204,7 @@ def replace_heads(
         old = network.get_submodule(layer.name)
         of_layer, kernels, unfit = _choose(report, layer, old, arms, least)
         refused += unfit
-        replaced = [head.head for head in of_layer if head.by]
-        chosen = {head: arms[layer.name, head] for head in replaced}
+        chosen = {head.head: arms[layer.name, head.head] for head in of_layer if head.by}
         matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
         if matrices is not None:
             measured = measured_heads(layer, kernels)
