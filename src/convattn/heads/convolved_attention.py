@@ -50,11 +50,6 @@ class KernelMeans(nn.Module):
         self.first = tuple(first)
 
     @property
-    def heads(self) -> int:
-        """Number of heads."""
-        return self.kernel.shape[0]
-
-    @property
     def box(self) -> tuple[int, ...]:
         """Taps along each axis."""
         return tuple(self.kernel.shape[1:])
@@ -183,8 +178,7 @@ class ConvolvedAttention(nn.Module):
         """
         super().__init__()
         others = [head for head in range(layer.heads) if head not in measured.heads]
-        order = [*measured.heads, *others]
-        rows = _head_rows(order, layer.head_width)
+        rows = _head_rows([*measured.heads, *others], layer.head_width)
         self.heads = layer.heads
         self.grid = report.grid
         self.source = report.grid_source
@@ -226,7 +220,7 @@ class ConvolvedAttention(nn.Module):
         """Applies the attention to prefix tokens, then positions row by row; a wrong number raises ShapeError."""
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
-        averaging = self.means.heads
+        averaging = len(self.means.kernel)
         parts = [self._averaged(tokens, values[:, :averaging], sizes)]
         if self.content is not None:
             parts.append(self.content(tokens, values[:, averaging:]))

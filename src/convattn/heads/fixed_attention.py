@@ -188,7 +188,7 @@ class FixedAttention(nn.Module):
             layout = self._layout(known.layout, replace(call, shape=product.shape))
             if self.grid is not None:
                 require_sizes(self.grid, layout.grid, "of a grid of {} positions")
-        *lead, _, _ = product.shape
+        *lead, queries, keys = product.shape
         if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
             raise UnsupportedModelError(
                 f"{self.name} must have the {self.heads} heads of the report, but has {lead[-1]} now"
@@ -196,8 +196,7 @@ class FixedAttention(nn.Module):
         groups = 1 if layout is None else layout.groups
         by_group = partial(known.by_group, groups=groups, heads=self.heads)
         out = by_group(product.out)
-        pairs = product.shape[-2:]
-        allowed = torch.ones(1, groups, *pairs, dtype=torch.bool, device=out.device)
+        allowed = torch.ones(1, groups, queries, keys, dtype=torch.bool, device=out.device)
         if layout is not None and layout.allowed is not None:
             allowed = allowed & layout.allowed.to(out.device)
         if product.mask is not None:
