@@ -257,12 +257,6 @@ def at_taps(study: Study, label: str, epoch: int) -> list[int]:
     return [int(taps_of_all(layers)) for layers in study.centres(label, epoch)]
 
 
-def expected_taps(study: Study, label: str, epoch: int) -> list[str]:
-    """Words the mean number of taps that have a centre by chance, of each run."""
-    runs = study.centres(label, epoch)
-    return [f"{by_chance(layers, taps_of_all)[0]:.1f}" for layers in runs]
-
-
 def radii(study: Study, label: str, epoch: int) -> list[float]:
     """Lists the mean distance of a centre from the pixel that looks, of each run after an epoch, in pixels."""
     runs = study.centres(label, epoch)
