@@ -16,7 +16,7 @@ from convattn.errors import CheckpointError, DataError, optional_module
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
-from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
+from convattn.lab.figures import COLOURS, draw_heads, figure_files
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.run_setup import load_data_of
 from convattn.lab.runs import Run, RunGroup, read_curve
@@ -194,7 +194,7 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
     nearest = {int(np.abs(steps - share * steps[-1]).argmin()) for share in _MOMENTS}
     moments = [shown[number] for number in sorted(nearest)]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
-    head_paths(figure_paths(folder, name), shown, moments, title=title)
+    draw_heads(figure_paths(folder, name), moments, title=title, trace=shown)
     _write_heads(material, name, folder, recipe, column="layer", value=layer)
     if layer == _LAYER:
         return []
@@ -208,7 +208,7 @@ def make_final_heads(
     snapshots = _read_heads(material, recipe)
     last = snapshots[-1].step
     shown = [snapshot for snapshot in snapshots if snapshot.step == last]
-    head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
+    draw_heads(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
     _write_heads(material, name, folder, recipe, column="step", value=last)
     return []
 
