@@ -9,7 +9,7 @@ from PIL import Image
 from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.heads import HeadSnapshot
 from convattn.lab.figures import FORMATS, draw_heads
-from convattn.lab.paper_figures import QueryMaps, accuracy_curves, attention_grid
+from convattn.lab.paper_figures import accuracy_curves, attention_grid
 
 RANDOM = np.random.default_rng(0)
 LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
@@ -42,8 +42,8 @@ def panels():
     }
 
 
-def query_maps():
-    return [QueryMaps("middle", (2, 3), [RANDOM.random((heads, 5, 7)) for heads in (3, 2)])]
+def attention_maps():
+    return [RANDOM.random((1, heads, 5, 7)) for heads in (3, 2)]
 
 
 DRAWINGS = {
@@ -53,7 +53,7 @@ DRAWINGS = {
     ),
     "accuracy_curves": lambda path: accuracy_curves([path], panels(), title="curves"),
     "attention_grid": lambda path: attention_grid(
-        [path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))
+        [path], attention_maps(), [(2, 3)], title="maps", image=RANDOM.random((10, 14, 3))
     ),
     "moments": lambda path: draw_heads([path], snapshots(), title="moments", columns=2),
 }

@@ -243,16 +243,13 @@ _LEAST_COLUMNS = 7
 
 _IMAGES_AT_ONCE = 10
 
-_AttentionMaps = Float64[np.ndarray, "queries _ key_rows key_cols"]
-"""Weights over the keys of some queries of one layer, (queries, heads, rows, cols)."""
-
 
 def mean_attention(
     network: nn.Module,
     images: Float[Tensor, "images channels rows cols"],
     queries: Sequence[tuple[int, int]],
-) -> list[_AttentionMaps]:
-    """Returns the attention of each layer averaged over normalised images.
+) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
+    """Returns the attention of each layer averaged over normalised images: (queries, heads, rows, cols) of the keys.
 
     `queries` are the row and column of each query pixel in the layers' feature maps. Every layer must see every pixel
     from every pixel. A network without attention raises an error.
@@ -275,16 +272,6 @@ def mean_attention(
     for batch in images.split(_IMAGES_AT_ONCE):
         watch(network, batch, add)
     return [(total / len(images)).numpy() for total in totals.values()]
-
-
-@dataclass(frozen=True, eq=False)
-class QueryMaps:
-    """Attention of one query pixel."""
-
-    title: str
-    query: tuple[int, int]  # row and column of the query pixel
-    # weights over the keys, by head; layers may differ in heads
-    layers: Sequence[Float[np.ndarray, "_ rows cols"]]
 
 
 def make_attention(
@@ -335,49 +322,54 @@ def make_attention(
         what = "attention by position"
         images = torch.zeros(1, network.in_channels, image_size, image_size)
     layers = mean_attention(network, images, queries)
-    maps = []
-    for number, (row, col) in enumerate(queries):
-        title = f"query: row {row + 1}, column {col + 1} of {size} × {size}"
-        maps.append(QueryMaps(title, (row, col), [layer[number] for layer in layers]))
     title = material.title(name, what, recipe)
-    attention_grid(figure_paths(folder, name), maps, title=title, image=picture)
-    write_parquet(folder / f"{name}.parquet", list(_weights_of(maps)), _COLUMNS)
+    attention_grid(figure_paths(folder, name), layers, queries, title=title, image=picture)
+    write_parquet(folder / f"{name}.parquet", list(_weights_of(layers, queries)), _COLUMNS)
     return notes
 
 
 def attention_grid(
     paths: Sequence[str | os.PathLike[str]],
-    maps: Sequence[QueryMaps],
+    layers: Sequence[Float[np.ndarray, "queries _ rows cols"]],
+    queries: Sequence[tuple[int, int]],
     *,
     title: str,
     image: Float[np.ndarray, "image_rows image_cols channels"] | None = None,
 ) -> None:
     """Draws the attention of each head (a column) of each layer (a row), for one query pixel or several.
 
-    Every map has its own scale, from 0 to the largest weight, which stands below it. `image` is what is attended to, in
-    [0, 1], with one channel or three.
+    `layers` and `queries` are those of `mean_attention`; layers may differ in heads. Every map has its own scale, from
+    0 to the largest weight, which stands below it. `image`, with one channel or three, is attended to; it is in [0, 1].
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 5 to 10.
     """
-    columns = max(len(layer) for item in maps for layer in item.layers)
-    heights = [0.35 + (_PANEL + 0.16) * len(item.layers) for item in maps]
+    columns = max(maps.shape[1] for maps in layers)
+    rows, cols = layers[0].shape[2:]
+    height = 0.35 + (_PANEL + 0.16) * len(layers)
     width = _PANEL * max(columns, _LEAST_COLUMNS) + 1.6 + (1.7 if image is not None else 0)
-    with figure_files(paths, (width, sum(heights) + 0.9)) as figure:
+    with figure_files(paths, (width, height * len(queries) + 0.9)) as figure:
         figure.suptitle(title)
         place = figure
         if image is not None:
             left, place = figure.subfigures(1, 2, width_ratios=[1.7, width - 1.7])
-            _draw_image(left.subplots(), image, maps[0])
-        parts = place.subfigures(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, item in zip(parts, maps, strict=True):
-            part.suptitle(item.title, fontsize=9)
-            _draw_maps(part, item, columns)
+            patch = np.array(image.shape[:2]) / (rows, cols)
+            _draw_image(left.subplots(), image, queries[0], patch)
+        parts = place.subfigures(len(queries), 1, squeeze=False)[:, 0]
+        for number, (row, col) in enumerate(queries):
+            title = f"query: row {row + 1}, column {col + 1} of {rows} × {cols}"
+            parts[number].suptitle(title, fontsize=9)
+            _draw_maps(parts[number], [maps[number] for maps in layers], (row, col), columns)
 
 
-def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
+def _draw_maps(
+    part: Any,
+    layers: Sequence[Float[np.ndarray, "_ rows cols"]],
+    query: tuple[int, int],
+    columns: int,
+) -> None:
     """Draws the grid of one query pixel."""
-    axes = part.subplots(len(item.layers), columns, squeeze=False)
-    for row, layer in enumerate(item.layers):
+    axes = part.subplots(len(layers), columns, squeeze=False)
+    for row, layer in enumerate(layers):
         for panel in axes[row, len(layer) :]:
             panel.set_axis_off()
         for head, weights in enumerate(layer):
@@ -385,8 +377,8 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
             largest = float(weights.max())
             panel.imshow(weights / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
             panel.plot(
-                item.query[1],
-                item.query[0],
+                query[1],
+                query[0],
                 marker="s",
                 color="none",
                 markeredgecolor="#D55E00",
@@ -403,21 +395,25 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
 
 
 def _draw_image(
-    panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps
+    panel: Any,
+    image: Float[np.ndarray, "rows cols channels"],
+    query: tuple[int, int],
+    patch: Float[np.ndarray, "2"],
 ) -> None:
     """Draws the image, and a frame around the patch that is the query pixel."""
-    scale = np.array(image.shape[:2]) / item.layers[0].shape[1:]
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
-    rows, cols = ((corners + item.query) * scale - 0.5).T
+    rows, cols = ((corners + query) * patch - 0.5).T
     panel.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
     panel.plot(cols, rows, color="#D55E00", linewidth=1.5)
     panel.set(xticks=[], yticks=[])
     panel.set_xlabel("image; framed: the query", fontsize=8)
 
 
-def _weights_of(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
-    for item in maps:
-        for layer, heads in enumerate(item.layers):
-            for (head, row, col), weight in np.ndenumerate(heads):
-                values = (layer, head, *item.query, row, col, float(weight))
+def _weights_of(
+    layers: Sequence[Float[np.ndarray, "queries _ rows cols"]], queries: Sequence[tuple[int, int]]
+) -> Iterator[dict[str, float]]:
+    for number, query in enumerate(queries):
+        for layer, maps in enumerate(layers):
+            for (head, row, col), weight in np.ndenumerate(maps[number]):
+                values = (layer, head, *query, row, col, float(weight))
                 yield dict(zip(_COLUMNS, values, strict=True))
