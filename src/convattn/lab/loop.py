@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from convattn.errors import ArgumentError, DeviceError, must_be, optional_module
 from convattn.grid import whole_number
@@ -183,9 +183,8 @@ def _run_epochs(
     recipe, accelerator = trainer.recipe, trainer.accelerator
     console = Console(stderr=True)
     columns = (
-        *Progress.get_default_columns()[:3],
+        *Progress.get_default_columns(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[result]}"),
     )
     if not accelerator.is_main_process:

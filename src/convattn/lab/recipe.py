@@ -6,8 +6,6 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -305,13 +303,12 @@ class Recipe(Section):
 SCALES = ("paper", "medium", "small", "tiny")
 """Every scale, the largest first."""
 
+_RECIPES = Path(__file__).with_name("recipes")
+
 
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with the package, sorted."""
-    folder = resources.files("convattn.lab") / "recipes"
-    return sorted(
-        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
-    )
+    return sorted(file.stem for file in _RECIPES.glob("*.toml"))
 
 
 def load_recipe(
@@ -451,12 +448,12 @@ def _as_text(value: object) -> str:
 def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Returns the name of the file, for messages, and what it holds."""
     source = str(as_path(name_or_path, "name_or_path"))
-    file: Traversable = Path(source)
+    file = Path(source)
     if not source.endswith(".toml"):
         if source not in recipe_names():
             raise UnknownNameError("recipe", source, recipe_names())
         source += ".toml"
-        file = resources.files("convattn.lab") / "recipes" / source
+        file = _RECIPES / source
     try:
         return source, tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -474,7 +471,7 @@ class _Scales:
     tiny: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _change_scale(content: Mapping[str, Any], scale: str, own: "_Scales") -> dict[str, Any]:
+def _change_scale(content: Mapping[str, Any], scale: str, own: _Scales) -> dict[str, Any]:
     """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
 
     `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are
@@ -492,7 +489,7 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: "_Scales") -> dic
     if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
         expected = "paper, because only recipes of cifar10 have other scales"
         raise RecipeError(must_be("scale", expected, scale))
-    file = resources.files("convattn.lab") / "scales.toml"
+    file = _RECIPES.with_name("scales.toml")
     shared = read(_Scales, tomllib.loads(file.read_text(encoding="utf-8")))
     changed = {"model": {"kind": AttentionNetRecipe.kind}, **content, "scale": scale}
     for scales in (shared, own):

@@ -1,5 +1,6 @@
 """Trains one network: its batches, steps and epochs, and the state that a checkpoint holds."""
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -183,8 +184,7 @@ class Trainer:
             torch.manual_seed(recipe.seed + accelerator.process_index)
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.resumed = 0
-        self._began = time.perf_counter()
-        self._seconds_before = 0.0
+        self._began = time.perf_counter()  # the start, as if the run had never been interrupted
 
     @property
     def steps_per_epoch(self) -> int:
@@ -194,12 +194,12 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        return self.recipe.training.epochs * self._batches.per_epoch
+        return self.recipe.training.epochs * self.steps_per_epoch
 
     @property
     def seconds(self) -> float:
         """Wall time of the run, without what was spent between the last checkpoint and an interruption."""
-        return self._seconds_before + time.perf_counter() - self._began
+        return time.perf_counter() - self._began
 
     @property
     def result(self) -> Network:
@@ -259,8 +259,8 @@ class Trainer:
         if views_of_images != "none":
             loss, accuracy = self.evaluate(self._test, views_of_images)
             results |= {"views_loss": loss, "views_accuracy": accuracy}
-        times = [1 / metrics["images_per_second"] for metrics in self.history]
-        return {**results, "images_per_second": len(times) / sum(times)}
+        rates = [metrics["images_per_second"] for metrics in self.history]
+        return {**results, "images_per_second": statistics.harmonic_mean(rates)}
 
     @torch.inference_mode()
     def evaluate(self, split: ImageSplit, kind: Views = "none") -> tuple[float, float]:
@@ -316,8 +316,7 @@ class Trainer:
         self._batches.states = state["batches"]
         self.heads.rows = state["heads"]
         self.resumed = state["resumed"] + 1
-        self._seconds_before = state["seconds"]
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() - state["seconds"]
 
     def _train_on(
         self,
