@@ -12,7 +12,6 @@ from convattn.cli.threads import one_thread
 from convattn.errors import (
     ArgumentError,
     CheckpointError,
-    UnsupportedModelError,
     must_be,
     require_packages,
 )
@@ -161,22 +160,15 @@ def _convert(
 ) -> "tuple[nn.Module, Any]":
     """Converts a single layer, or a network, which needs images; returns the result and its certificate."""
     from convattn.convert import (
-        SUPPORTED_CONVOLUTIONS,
         attention_to_conv,
         conv_to_attention,
         network_to_attention,
         network_to_conv,
     )
 
-    if on is None and to == "conv":
-        return attention_to_conv(module, **options)
     if on is None:
-        if type(module) not in SUPPORTED_CONVOLUTIONS:
-            kind = type(module).__name__
-            raise UnsupportedModelError(
-                f"cannot convert {kind}, which is not a convolution of torch"
-            )
-        return conv_to_attention(module, **options)  # type: ignore[arg-type]
+        convert_layer: Any = conv_to_attention if to == "attention" else attention_to_conv
+        return convert_layer(module, **options)
     convert_network = network_to_attention if to == "attention" else network_to_conv
     converted, certificate = convert_network(module, images=on.prepared, **options)
     return converted, replace(certificate, images=on.words)
