@@ -4,7 +4,6 @@ Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 
 """
 
 import io
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from einops import rearrange
 
 from convattn.errors import DataError, optional_module
+from convattn.files import AnyPath
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
 from convattn.sealed import file_sha256
@@ -23,7 +23,7 @@ _SIZE = (32, 32)
 _CLASSES = 10
 
 
-def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
+def load_cifar10(folder: AnyPath | None = None) -> ImageDataset:
     """Loads CIFAR-10: 32 x 32 colour images of ten classes, 50,000 to train and 10,000 to test.
 
     Every row of ``train-00000-of-00001.parquet`` and ``test-00000-of-00001.parquet`` holds ``img`` (a struct of

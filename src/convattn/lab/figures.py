@@ -1,7 +1,6 @@
 """Figures of trained heads; every figure is written whole or not at all."""
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from convattn.errors import ArgumentError, must_be, optional_module
-from convattn.files import write_atomically
+from convattn.files import AnyPath, write_atomically
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.wording import counted
 
@@ -49,9 +48,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure_files(
-    paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]
-) -> Iterator[Any]:
+def figure_files(paths: Sequence[AnyPath], size: tuple[float, float]) -> Iterator[Any]:
     """Makes an empty figure of matplotlib, and writes it to all paths when the block ends, each whole or not at all.
 
     `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
@@ -89,7 +86,7 @@ _PANEL, _FRAME = 3.3, 0.4
 
 
 def draw_heads(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[AnyPath],
     snapshots: Sequence[HeadSnapshot],
     *,
     title: str,

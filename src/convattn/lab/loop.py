@@ -1,6 +1,5 @@
 """Trains by a recipe: `train` runs all epochs and returns the record."""
 
-import os
 import random
 import re
 import sys
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from convattn.errors import ArgumentError, DeviceError, must_be, optional_module
+from convattn.files import AnyPath
 from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_cost import in_words
@@ -35,7 +35,7 @@ _SILENCE = 10.0
 def train(
     recipe: Recipe,
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     data: ImageDataset | None = None,
     progress: bool = True,
     resume: bool = False,

@@ -1,6 +1,5 @@
 """The paper's figures, drawn from training runs: accuracy over epochs, where heads look, and what they attend to."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, DataError, optional_module
+from convattn.files import AnyPath
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -86,7 +86,7 @@ _DASHES = ("-", "--", "-.", ":")
 
 
 def accuracy_curves(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[AnyPath],
     panels: Mapping[str, Mapping[str, Sequence[Float[np.ndarray, "epochs 2"]]]],
     *,
     title: str,
@@ -329,7 +329,7 @@ def make_attention(
 
 
 def attention_grid(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[AnyPath],
     layers: Sequence[Float[np.ndarray, "queries _ rows cols"]],
     queries: Sequence[tuple[int, int]],
     *,

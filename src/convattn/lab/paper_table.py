@@ -121,11 +121,9 @@ def _flops(run: Run, problems: list[str]) -> FlopCount | None:
     except ConvAttnError as error:
         problems.append(f"operations of {run.folder} are not counted: {error}")
         return None
-    return (
-        network.flops(run.image_size)
-        if run.image_size and isinstance(network, ImageClassifier)
-        else None
-    )
+    if run.image_size is None or not isinstance(network, ImageClassifier):
+        return None
+    return network.flops(run.image_size)
 
 
 def _hardware(hardware: Mapping[str, str]) -> str:

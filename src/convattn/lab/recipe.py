@@ -1,7 +1,6 @@
 """Training recipes: frozen dataclasses that hold everything a run depends on."""
 
 import dataclasses
-import os
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
 from convattn.fields import Range, Text, explain, fits, hints, read
-from convattn.files import as_path
+from convattn.files import AnyPath, as_path
 
 Views = Literal["none", "mirror"]  # Of test images, with averaged scores; see `lab.augment.views`
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
@@ -312,7 +311,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(
-    name_or_path: str | os.PathLike[str],
+    name_or_path: AnyPath,
     *,
     scale: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -445,7 +444,7 @@ def _as_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+def _read(name_or_path: AnyPath) -> tuple[str, dict[str, Any]]:
     """Returns the name of the file, for messages, and what it holds."""
     source = str(as_path(name_or_path, "name_or_path"))
     file = Path(source)

@@ -2,13 +2,13 @@
 
 import io
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from convattn.errors import optional_module
+from convattn.files import AnyPath
 from convattn.heads.head_report import HeadReport, LayerReport
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.wording import counted
@@ -19,7 +19,7 @@ CONTROLS = {_MEASURED: "o-", "shuffled images": "s--", "untrained weights": "^:"
 """Line and marker of what was measured and of each control."""
 
 
-def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> None:
+def distance_by_depth(path: AnyPath, report: HeadReport) -> None:
     """Draws the mean attention distance of every head over depth, beside that of uniform attention.
 
     Source: Raghu et al., NeurIPS 2021, figure 1.
@@ -47,7 +47,7 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> None:
 
 
 def head_grid(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[AnyPath],
     report: HeadReport,
     *,
     layers: Sequence[str] | None = None,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError
-from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.files import AnyPath, new_folder, require_new_folder, write_atomically
 from convattn.lab.cifar10 import holds_cifar10
 from convattn.lab.loop import train
 from convattn.lab.paper_figures import (
@@ -159,11 +159,11 @@ _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 
 def reproduce(
     targets: Sequence[str],
-    runs: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    runs: AnyPath,
+    output: AnyPath,
     *,
     scale: str = "paper",
-    data: str | os.PathLike[str] | None = None,
+    data: AnyPath | None = None,
     tell: Callable[[str], None] | None = None,
     yes: bool = True,
 ) -> Reproduction:
@@ -229,7 +229,7 @@ def _train_missing(
     targets: Sequence[str],
     runs: Path,
     scale: str,
-    data: str | os.PathLike[str] | None,
+    data: AnyPath | None,
     tell: Callable[[str], None],
     *,
     yes: bool,

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError
 from convattn.files import (
+    AnyPath,
     as_path,
     clear_leftovers,
     hidden_folder,
@@ -167,7 +168,7 @@ class RunFolder:
     RunFolder if one does, but only the main process writes.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = as_path(path, "output")
         self._checkpoints = Checkpoints(self.path / "checkpoints")
         self._held = ExitStack()

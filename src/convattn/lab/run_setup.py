@@ -22,6 +22,7 @@ from convattn.errors import (
     require_packages,
 )
 from convattn.fields import read
+from convattn.files import AnyPath
 from convattn.lab.cifar10 import holds_cifar10, load_cifar10
 from convattn.lab.own_images import FOLDER_SIZE, load_folder
 from convattn.lab.pruning import prune_heads
@@ -91,7 +92,7 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
 
 
-def data_changes(folder: str | os.PathLike[str]) -> dict[str, str]:
+def data_changes(folder: AnyPath) -> dict[str, str]:
     """Returns the overrides that make a recipe use a folder: with the files of CIFAR-10, or of one's own pictures.
 
     Raises ArgumentError unless it is a folder.

@@ -1,7 +1,6 @@
 """Finds training runs in a folder: finished ones with their records, and the state of the others."""
 
 import json
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.files import AnyPath
 from convattn.lab.own_images import FOLDER_SIZE
 from convattn.lab.recipe import flatten
 from convattn.models import AttentionNet
@@ -88,7 +88,7 @@ class RunListing:
     unreadable: tuple[tuple[Path, str], ...]
 
 
-def find_runs(folder: str | os.PathLike[str]) -> RunListing:
+def find_runs(folder: AnyPath) -> RunListing:
     """Finds the runs in a folder, at most two folders deep; hidden folders are left out.
 
     A folder is a run if it holds a recipe.toml, a metrics.jsonl or a record.json.

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
-from convattn.files import require_new_folder
+from convattn.files import AnyPath, require_new_folder
 from convattn.lab.recipe import Recipe, load_recipe
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_setup import require_for_run
@@ -72,8 +71,8 @@ def option_words(scale: str | None, overrides: Mapping[str, str]) -> list[str]:
 
 
 def plan_runs(
-    recipes: Sequence[str | os.PathLike[str]],
-    output: str | os.PathLike[str],
+    recipes: Sequence[AnyPath],
+    output: AnyPath,
     *,
     seeds: Sequence[int],
     scale: str | None,
@@ -106,7 +105,7 @@ def plan_runs(
 
 
 def _require_arguments(
-    recipes: Sequence[str | os.PathLike[str]],
+    recipes: Sequence[AnyPath],
     seeds: Sequence[int],
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
