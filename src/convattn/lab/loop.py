@@ -111,7 +111,7 @@ def train(
     data = load_data(recipe.data) if data is None else data
     if recipe.data.held_out is not None:
         data = data.held_out(recipe.data.held_out)
-    accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
+    accelerator = _start_accelerator(recipe.training.precision, trackers, output)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:
@@ -133,17 +133,16 @@ def train(
 
 
 def _start_accelerator(
-    precision: str, trackers: Sequence[str], folder: RunFolder | None
+    precision: str, trackers: Sequence[Any], folder: AnyPath | None
 ) -> "Accelerator":
     """Starts accelerate, which allows one precision per process."""
     from accelerate import Accelerator
 
     for tracker in trackers:
         optional_module(tracker, tracker, "track")
-    place = None if folder is None else folder.path
-    names: list[Any] | None = list(trackers) or None
+    names = list(trackers) or None
     try:
-        return Accelerator(mixed_precision=precision, log_with=names, project_dir=place)
+        return Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)
     except ValueError as error:
         raise DeviceError(
             f"training.precision {precision!r} is not possible in this process: {error}"

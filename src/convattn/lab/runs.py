@@ -119,12 +119,10 @@ def group_runs(runs: Sequence[Run], scale: str) -> dict[str, list[RunGroup]]:
             by_settings.setdefault(run.settings, []).append(run)
     groups: dict[str, list[RunGroup]] = {}
     for _, alike in sorted(by_settings.items()):
-        of_seeds, repeats = {}, []
+        of_seeds: dict[int, Run] = {}
         for run in alike:
-            if run.record.seed in of_seeds:
-                repeats.append(run)
-            else:
-                of_seeds[run.record.seed] = run
+            of_seeds.setdefault(run.record.seed, run)
+        repeats = [run for run in alike if run not in of_seeds.values()]
         group = RunGroup(tuple(of_seeds.values()), tuple(repeats))
         groups.setdefault(group.first.record.name, []).append(group)
     for of_recipe in groups.values():

@@ -84,7 +84,18 @@ def plan_runs(
     Each combination of the values in `grid` is a variant. Wrong arguments, or two runs that would be the same,
     raise ArgumentError; recipes with different data raise DataError.
     """
-    _require_arguments(recipes, seeds, overrides, grid)
+    if not recipes or isinstance(recipes, str):
+        raise ArgumentError(must_be("recipes", "a list of at least one recipe", recipes))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
+    if "seed" in overrides or "seed" in grid:
+        raise ArgumentError("seed cannot be set in a study: use seeds")
+    for key, values in grid.items():
+        if not values or isinstance(values, str) or len(set(values)) < len(values):
+            expected = "a list of at least one value, each once"
+            raise ArgumentError(must_be(f"grid {key}", expected, values))
+        if key in overrides:
+            raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
     place = Path(output).absolute()
     runs = []
     for recipe, *values, seed in itertools.product(recipes, *grid.values(), seeds):
@@ -102,26 +113,6 @@ def plan_runs(
         runs.append(PlannedRun(label, source, scale, changes, resolved, folder))
     _require_distinct(runs)
     return runs
-
-
-def _require_arguments(
-    recipes: Sequence[AnyPath],
-    seeds: Sequence[int],
-    overrides: Mapping[str, str],
-    grid: Mapping[str, Sequence[str]],
-) -> None:
-    if not recipes or isinstance(recipes, str):
-        raise ArgumentError(must_be("recipes", "a list of at least one recipe", recipes))
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
-    if "seed" in overrides or "seed" in grid:
-        raise ArgumentError("seed cannot be set in a study: use seeds")
-    for key, values in grid.items():
-        if not values or isinstance(values, str) or len(set(values)) < len(values):
-            expected = "a list of at least one value, each once"
-            raise ArgumentError(must_be(f"grid {key}", expected, values))
-        if key in overrides:
-            raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
 
 
 def _require_distinct(runs: Sequence[PlannedRun]) -> None:

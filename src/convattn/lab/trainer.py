@@ -293,10 +293,9 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns counters, losses and what was recorded; accelerate saves weights, optimizer and random numbers."""
-        losses = torch.stack(self._losses).cpu() if self._losses else torch.zeros(0)
         return {
             "own": {name: getattr(self, name) for name in _KEPT},
-            "losses": losses,
+            "losses": torch.tensor(self._losses),
             "batches": self._batches.states,
             "data": self.data.record.hashes,
             "heads": self.heads.rows,
