@@ -153,11 +153,14 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
         raise CheckpointError(
             f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}"
         ) from None
-    if start.prune and not isinstance(expected, AttentionNet):
+    expected.eval()
+    if not start.prune:
+        return expected
+    if not isinstance(expected, AttentionNet):
         raise CheckpointError(
             f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}"
         )
-    return prune_heads(cast(AttentionNet, expected.eval())) if start.prune else expected.eval()
+    return prune_heads(expected)
 
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
