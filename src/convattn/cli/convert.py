@@ -80,13 +80,12 @@ def convert(  # noqa: PLR0913 - the options of the command
     Raises:
         ArgumentError: Two options exclude each other, or one has a wrong value.
     """
-    options: dict[str, Any]
-    to_attention = {"--sharpness": sharpness, "--content": content}
-    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders}
-    others, options = to_conv, {"sharpness": sharpness}
+    to_attention: dict[str, Any] = {"sharpness": sharpness, "content": content}
+    to_conv: dict[str, Any] = {"kernel_size": kernel_size, "mass": mass, "borders": borders}
+    options, others = to_attention, to_conv
     if to == "conv":
-        others = to_attention
-        options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
+        options, others = to_conv, to_attention
+        options["borders"] = borders or "plain"
     _require_absent(others, f"cannot be given with --to {to}")
     if source.startswith("hf:"):
         raise ArgumentError(
@@ -103,8 +102,6 @@ def convert(  # noqa: PLR0913 - the options of the command
     else:
         images.check()
         options |= {"include": include or None, "exclude": exclude or None}
-        if to == "attention":
-            options["content"] = content
     require_new_folder(output, "--output")
     require_packages(**packages_of(source))
     from convattn.convert.certificate import CLOSE

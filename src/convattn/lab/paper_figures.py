@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,9 @@ def accuracy_curves(
         figure.suptitle(title)
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for panel, (name, models) in zip(axes, panels.items(), strict=True):
-            for number, (model, curves) in enumerate(models.items()):
-                style = {
-                    "color": COLOURS[number % len(COLOURS)],
-                    "linestyle": _DASHES[number % len(_DASHES)],
-                }
+            styles = zip(cycle(COLOURS), cycle(_DASHES), strict=True)
+            for (model, curves), (colour, dashes) in zip(models.items(), styles, strict=False):
+                style = {"color": colour, "linestyle": dashes}
                 _draw_model(panel, model, curves, style)
             panel.set(title=name, xlabel="epochs")
             panel.locator_params(axis="x", integer=True)

@@ -302,6 +302,9 @@ class Recipe(Section):
 SCALES = ("paper", "medium", "small", "tiny")
 """Every scale, the largest first."""
 
+_Changes = dict[str, dict[str, dict[str, Any]]]
+"""Changes by scale, section and key."""
+
 _RECIPES = Path(__file__).with_name("recipes")
 
 
@@ -346,7 +349,10 @@ def load_recipe(
     if scale is not None and scale not in SCALES:
         raise UnknownNameError("scale", scale, SCALES)
     try:
-        own_scales = read(_Scales, content.pop("scales", {}), "scales")
+        own_scales = read(_Changes, content.pop("scales", {}), "scales")
+        for name in own_scales:
+            if name not in SCALES[1:]:
+                raise UnknownNameError("scale", name, SCALES[1:])
         if scale is not None and scale != content.get("scale", "paper"):
             content = _change_scale(content, scale, own_scales)
         for key, text in overrides.items():
@@ -461,16 +467,7 @@ def _read(name_or_path: AnyPath) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"{source}: not TOML ({error})") from None
 
 
-@dataclass(frozen=True)
-class _Scales:
-    """Changes by section, and in it by key, for each scale but "paper"."""
-
-    medium: dict[str, dict[str, Any]] = field(default_factory=dict)
-    small: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tiny: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def _change_scale(content: Mapping[str, Any], scale: str, own: _Scales) -> dict[str, Any]:
+def _change_scale(content: Mapping[str, Any], scale: str, own: _Changes) -> dict[str, Any]:
     """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
 
     `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are
@@ -478,7 +475,7 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: _Scales) -> dict[
 
     Example:
         >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
-        >>> _change_scale(recipe, "tiny", _Scales())["data"]["name"]
+        >>> _change_scale(recipe, "tiny", {})["data"]["name"]
         'digits'
     """
     stated = content.get("scale", "paper")
@@ -489,10 +486,10 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: _Scales) -> dict[
         expected = "paper, because only recipes of cifar10 have other scales"
         raise RecipeError(must_be("scale", expected, scale))
     file = _RECIPES.with_name("scales.toml")
-    shared = read(_Scales, tomllib.loads(file.read_text(encoding="utf-8")))
+    shared = tomllib.loads(file.read_text(encoding="utf-8"))
     changed = {"model": {"kind": AttentionNetRecipe.kind}, **content, "scale": scale}
     for scales in (shared, own):
-        for section, table in getattr(scales, scale).items():
+        for section, table in scales.get(scale, {}).items():
             changed[section] = _change_section(changed.get(section, {}), table)
     return changed
 
