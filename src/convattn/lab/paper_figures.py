@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from einops import rearrange, reduce
-from jaxtyping import Float, Float64
+from einops import rearrange
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, DataError, optional_module
 from convattn.files import AnyPath
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
-from convattn.heads.layout import AttentionCall
-from convattn.heads.reading import watch
+from convattn.heads.mean_maps import mean_maps
 from convattn.lab.figures import COLOURS, draw_heads, figure_files
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.run_setup import load_data_of
@@ -240,37 +239,25 @@ _PANEL = 0.86
 _LEAST_COLUMNS = 7
 """Panels that a title is wide."""
 
-_IMAGES_AT_ONCE = 10
-
 
 def mean_attention(
     network: nn.Module,
     images: Float[Tensor, "images channels rows cols"],
     queries: Sequence[tuple[int, int]],
-) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
+) -> list[Float32[np.ndarray, "queries _ key_rows key_cols"]]:
     """Returns the attention of each layer averaged over normalised images: (queries, heads, rows, cols) of the keys.
 
     `queries` are the row and column of each query pixel in the layers' feature maps. Every layer must see every pixel
     from every pixel. A network without attention raises an error.
     """
-    totals: dict[str, Any] = {}
-
-    def add(call: AttentionCall) -> None:
-        rows, cols = call.layout.grid
+    layers = []
+    for weights in mean_maps(network, images).values():
+        patch: Any = network.patch
+        rows, cols = (side // patch for side in images.shape[2:])
         places = [row * cols + col for row, col in queries]
-        weights = call.weights[:, 0][:, :, places].double()
-        total = reduce(
-            weights,
-            "images heads queries (rows cols) -> queries heads rows cols",
-            "sum",
-            rows=rows,
-            cols=cols,
-        )
-        totals[call.name] = totals.get(call.name, 0.0) + total
-
-    for batch in images.split(_IMAGES_AT_ONCE):
-        watch(network, batch, add)
-    return [(total / len(images)).numpy() for total in totals.values()]
+        maps = weights[0][:, places].unflatten(2, (rows, cols))
+        layers.append(maps.movedim(1, 0).numpy())
+    return layers
 
 
 def make_attention(
