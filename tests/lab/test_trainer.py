@@ -16,7 +16,7 @@ from convattn.errors import CheckpointError, MissingDependencyError
 from convattn.lab import train, trainer
 from convattn.lab.augment import crop, mirror, views
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, ResNetRecipe
-from convattn.lab.trainer import Batches, Trainer, make_average, update_average
+from convattn.lab.trainer import Batches, Lookahead, Trainer
 from convattn.models import AttentionNet
 
 SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
@@ -340,11 +340,11 @@ def followed(recipe, network):
 def test_lookahead_follows_its_formula(steps):
     look = LookaheadRecipe(steps=steps, decay=0.9)
     network = small_network()
-    average = make_average(network, look, TOTAL)
+    average = Lookahead(network, look, TOTAL)
     hi, lows = references(partial(followed, look), small_network())
     for step in range(1, TOTAL + 1):
         move(network, step)
-        update_average(average, network, look, step, TOTAL)
+        average.follow(network, step)
         found = torch.cat([value.flatten() for value in network.state_dict().values()])
         assert_within_budget(found, hi[step - 1].double(), [low[step - 1] for low in lows])
         if step % steps == 0 or step == TOTAL:
@@ -353,7 +353,3 @@ def test_lookahead_follows_its_formula(steps):
             ):
                 assert torch.equal(own, averaged)
     assert network[1].num_batches_tracked == TOTAL
-
-
-def test_no_average_is_made_unasked():
-    assert make_average(small_network(), None, TOTAL) is None

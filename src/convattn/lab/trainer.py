@@ -110,6 +110,26 @@ class Batches:
         return rows.to(device), torch.cat(shifts, dim=1).to(device), mirrored.to(device)
 
 
+@final
+class Lookahead(AveragedModel):
+    """The average of a `LookaheadRecipe`, at first a copy of the network, over so many steps in all."""
+
+    def __init__(self, network: nn.Module, recipe: LookaheadRecipe, total: int) -> None:
+        super().__init__(network, avg_fn=self._average, use_buffers=True)
+        self._recipe, self._total = recipe, total
+
+    def follow(self, network: nn.Module, step: int) -> None:
+        """Updates the average every few steps and after the last; the network then takes its values."""
+        recipe = self._recipe
+        if step % recipe.steps == 0 or step == self._total:
+            self._kept = recipe.decay**recipe.steps * (step / self._total) ** 3
+            self.update_parameters(network)
+            network.load_state_dict(self.module.state_dict())
+
+    def _average(self, mean: Tensor, weight: Tensor, _: Tensor | int) -> Tensor:
+        return mean.lerp(weight, 1 - self._kept) if mean.is_floating_point() else weight
+
+
 _MOMENTS = 200
 """Approximate number of times that the heads are recorded during a run, besides after each epoch."""
 
@@ -172,13 +192,14 @@ class Trainer:
         self._batches = Batches(
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
-        self._average = make_average(self.network, recipe.lookahead, self.total_steps)
         self.data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
         self._epoch_seconds = 0.0
         accelerator.register_for_checkpointing(self)
-        if self._average is not None:
+        self._average = None
+        if recipe.lookahead is not None:
+            self._average = Lookahead(self.network, recipe.lookahead, self.total_steps)
             accelerator.register_for_checkpointing(self._average)
         if accelerator.process_index:  # dropout of its own in each process
             torch.manual_seed(recipe.seed + accelerator.process_index)
@@ -339,8 +360,7 @@ class Trainer:
         accelerator.backward(loss)
         self._optimizer.step()
         if self._average is not None:
-            lookahead = cast(LookaheadRecipe, self.recipe.lookahead)
-            update_average(self._average, self.network, lookahead, self.step + 1, self.total_steps)
+            self._average.follow(self.network, self.step + 1)
         return loss.detach()
 
     def _learning_rate(self, step: int) -> float:
@@ -364,32 +384,3 @@ class Trainer:
             f"{self.recipe.name}: the loss is {loss} at step {step} (epoch {self.epoch + 1}, "
             f"learning rate {rate:g}); lower optim.learning_rate, or use a longer warm-up"
         )
-
-
-def make_average(
-    network: nn.Module, recipe: LookaheadRecipe | None, total: int
-) -> AveragedModel | None:
-    """Returns the average of the weights of a lookahead, at first a copy of the network; None without one."""
-    if recipe is None:
-        return None
-
-    @torch.no_grad()
-    def average(averages: Any, weights: Any, number: Tensor | int) -> None:
-        step = min(recipe.steps * (int(number) + 1), total)
-        decay = recipe.decay**recipe.steps * (step / total) ** 3
-        for mean, weight in zip(averages, weights, strict=True):
-            if mean.is_floating_point():
-                mean.lerp_(weight, 1 - decay)
-            else:
-                mean.copy_(weight)
-
-    return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
-
-
-def update_average(
-    average: AveragedModel, network: nn.Module, recipe: LookaheadRecipe, step: int, total: int
-) -> None:
-    """Updates the average every few steps and after the last; the network then takes its values."""
-    if step % recipe.steps == 0 or step == total:
-        average.update_parameters(network)
-        network.load_state_dict(average.module.state_dict())
