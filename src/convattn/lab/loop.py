@@ -78,7 +78,7 @@ def train(
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: Batch or reflected border do not fit the data.
+        RecipeError: A batch is larger than the data.
         TrainingError: The loss is not finite.
         UnknownNameError: There is no such encoding.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
-from convattn.fields import Range, Text, explain, fits, hints, read
+from convattn.fields import Range, Text, hints, read
 from convattn.files import AnyPath, as_path
 
 Views = Literal["none", "mirror"]  # Of test images, with averaged scores; see `lab.augment.views`
@@ -24,8 +24,11 @@ class Section:
 
     def __post_init__(self) -> None:
         for key, hint in hints(type(self)).items():
-            if not fits(getattr(self, key), hint):
-                raise RecipeError(must_be(key, explain(hint), getattr(self, key)))
+            try:
+                value = read(hint, getattr(self, key), key)
+            except ArgumentError as error:
+                raise RecipeError(str(error)) from None
+            object.__setattr__(self, key, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the values as nested plain values; keys without a value are left out."""

@@ -49,11 +49,6 @@ class Batches:
         seed: int,
         device: torch.device | str,
     ) -> None:
-        side = min(data.image_shape[1:])
-        if recipe.crop_border == "reflect" and recipe.crop_padding >= side:
-            raise RecipeError(
-                f"data.crop_padding must be below {side}, the images' shorter side, to reflect"
-            )
         self._recipe = recipe
         self._size = size
         self._split = data.train.to(device)
