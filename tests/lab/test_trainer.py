@@ -39,7 +39,7 @@ def test_average_of_the_weights_is_what_is_tested_and_saved(tmp_path):
     trainer = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
     metrics = trainer.run_epoch()  # of five steps
     assert not torch.equal(trainer.result.head.weight, trainer.network.head.weight)
-    assert (metrics["test_loss"], metrics["test_accuracy"]) == trainer.evaluate(tiny_data().test)
+    assert (metrics["test_loss"], metrics["test_accuracy"]) == trainer.evaluate()
     record = train(recipe, output=tmp_path / "run", data=tiny_data(), progress=False)
     saved = load_network(tmp_path / "run")
     with torch.inference_mode():
@@ -249,7 +249,7 @@ def test_scores_of_views_are_averaged():
     right = (sum(scores).argmax(1) == data.test.labels).double().mean().item()
     found = made.summary()
     assert found["views_accuracy"] == right
-    assert found["views_loss"] != made.evaluate(made._test)[0]
+    assert found["views_loss"] != made.evaluate()[0]
     plain = dataclasses.replace(
         tiny_speed_recipe(), training=tiny_recipe().training, lookahead=None
     )

@@ -118,8 +118,13 @@ def convert(  # noqa: PLR0913 - the options of the command
     difference, is_different = certificate.difference, certificate.verdict == "different"
     is_small = difference is not None and tolerance is not None and difference <= tolerance
     if certificate.passed or (is_different and (allow_difference or is_small)):
-        origin = {"source": loaded.source, "options": loaded.options}
-        save_network(converted, output, certificate=certificate, **origin)
+        save_network(
+            converted,
+            output,
+            certificate=certificate,
+            source=loaded.source,
+            options=loaded.options,
+        )
         if on is not None:
             both = (loaded.network, converted)
             write_conversion(certificate, output, source=source, networks=both, x=on.prepared)

@@ -19,7 +19,7 @@ from convattn.heads.mean_maps import mean_maps
 from convattn.lab.figures import COLOURS, draw_heads, figure_files
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.run_setup import load_data_of
-from convattn.lab.runs import Run, RunGroup, read_curve
+from convattn.lab.runs import Run, RunGroups, read_curve
 from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet
 from convattn.networks import load_network
@@ -33,7 +33,7 @@ _SEED = 0
 class Material:
     """Runs of one scale, and the images that they were trained on."""
 
-    groups: Mapping[str, Sequence[RunGroup]]  # By recipe, the best group first; none is empty
+    groups: RunGroups
     scale: str
     folder: str | None = None  # Folder with the files of CIFAR-10, in place of the run's own
     _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data

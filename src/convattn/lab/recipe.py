@@ -4,14 +4,16 @@ import dataclasses
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
 from convattn.fields import Range, Text, hints, read
 from convattn.files import AnyPath, as_path
 
+Scale = Literal["paper", "medium", "small", "tiny"]  # The largest first
+SCALES: tuple[str, ...] = get_args(Scale)
 Views = Literal["none", "mirror"]  # Of test images, with averaged scores; see `lab.augment.views`
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Share = Annotated[float, Range(0, 1, without_high=True)]  # a number in [0, 1)
@@ -280,19 +282,19 @@ class Recipe(Section):
     # Modules to import first, which register encodings of one's own; they are looked for in the current folder, too
     imports: tuple[str, ...] | None = None
     # "paper" for the recipe's own sizes; the others for those of `scales.toml`
-    scale: Literal["paper", "medium", "small", "tiny"] = "paper"
+    scale: Scale = "paper"
     # Seed of the weights, the order of the images and the augmentation
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    model: NetworkRecipe = field(default_factory=AttentionNetRecipe)  # The network
-    start: StartRecipe = field(default_factory=StartRecipe)  # Where its weights come from
+    model: NetworkRecipe = AttentionNetRecipe()  # The network
+    start: StartRecipe = StartRecipe()  # Where its weights come from
     # Which of its convolutions become attention; None for none
     convert: ConvertRecipe | None = None
-    data: DataRecipe = field(default_factory=DataRecipe)  # The images
-    optim: OptimRecipe = field(default_factory=OptimRecipe)  # The optimizer
+    data: DataRecipe = DataRecipe()  # The images
+    optim: OptimRecipe = OptimRecipe()  # The optimizer
     # The learning rate over time
-    schedule: CosineRecipe | StepsRecipe | TriangleRecipe = field(default_factory=CosineRecipe)
+    schedule: CosineRecipe | StepsRecipe | TriangleRecipe = CosineRecipe()
     # Epochs, batch size, precision and what else a step does
-    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    training: TrainingRecipe = TrainingRecipe()
     # The average to which the weights return; None for none
     lookahead: LookaheadRecipe | None = None
 
@@ -301,9 +303,6 @@ class Recipe(Section):
         """Whether steps take only microseconds, as for 8 x 8 digits, so that more threads would not help."""
         return self.data.name == "digits"
 
-
-SCALES = ("paper", "medium", "small", "tiny")
-"""Every scale, the largest first."""
 
 _Changes = dict[str, dict[str, dict[str, Any]]]
 """Changes by scale, section and key."""

@@ -27,7 +27,7 @@ from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
 from convattn.lab.run_cost import announce
 from convattn.lab.run_setup import data_changes
-from convattn.lab.runs import RunGroup, find_runs, group_runs
+from convattn.lab.runs import RunGroups, find_runs, group_runs
 from convattn.record import Record
 
 
@@ -252,14 +252,14 @@ def _train_missing(
         train(recipe, output=place, resume=place.exists(), tell=tell)
 
 
-def _missing(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
+def _missing(targets: Sequence[str], groups: RunGroups) -> tuple[str, ...]:
     """Lists the recipes without a run, and those that they start from, in an order in which they can be trained."""
     wanted = {recipe for name in targets for recipe in TARGETS[name].recipes}
     wanted |= {_STARTS_FROM[recipe] for recipe in wanted & _STARTS_FROM.keys() - groups.keys()}
     return tuple(row.recipe for row in TABLE1 if row.recipe in wanted - groups.keys())
 
 
-def _has_runs(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
+def _has_runs(name: str, groups: RunGroups) -> bool:
     target = TARGETS[name]
     return target.of_all or any(recipe in groups for recipe in target.recipes)
 
@@ -292,7 +292,7 @@ def _make_target(name: str, material: Material, folder: Path | None) -> TargetRe
     return TargetResult(name, tuple(files), tuple(runs), missing, problem, tuple(notes))
 
 
-def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
+def _notes(targets: Sequence[str], groups: RunGroups) -> tuple[str, ...]:
     """Says which runs have changed settings, and which are not shown."""
     notes = []
     for recipe in chain.from_iterable(TARGETS[name].recipes for name in targets):

@@ -2,10 +2,11 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.files import AnyPath
@@ -78,6 +79,10 @@ class RunGroup:
         return self.runs[0]
 
 
+RunGroups: TypeAlias = Mapping[str, Sequence[RunGroup]]
+"""By recipe, the best group first; none is empty."""
+
+
 @dataclass(frozen=True, eq=False)
 class RunListing:
     """The runs in a folder."""
@@ -108,7 +113,7 @@ def find_runs(folder: AnyPath) -> RunListing:
     return RunListing(tuple(finished), tuple(unfinished), tuple(unreadable))
 
 
-def group_runs(runs: Sequence[Run], scale: str) -> dict[str, list[RunGroup]]:
+def group_runs(runs: Sequence[Run], scale: str) -> RunGroups:
     """Selects the runs of a scale, and groups those that differ only in the seed; returns the groups by recipe.
 
     The group with the fewest changes to the recipe is first, among equals the one with most seeds.

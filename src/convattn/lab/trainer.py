@@ -17,7 +17,7 @@ from convattn.lab.augment import crop, mirror, views
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import Network, build_network, build_optimizer, learning_rate_factor
-from convattn.networks.datasets import ImageDataset, ImageSplit
+from convattn.networks.datasets import ImageDataset
 from convattn.networks.pictures import normalise
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class Trainer:
         self.share_losses()
         train_loss = torch.stack(self._losses).mean().item()
         self.epoch += 1
-        loss, accuracy = self.evaluate(self._test)
+        loss, accuracy = self.evaluate()
         self.heads.record(step=self.step, epoch=self.epoch)
         self._losses = []
         self._epoch_seconds = 0.0
@@ -273,14 +273,15 @@ class Trainer:
         results = {name: last[name] for name in names}
         views_of_images = self.recipe.training.test_views
         if views_of_images != "none":
-            loss, accuracy = self.evaluate(self._test, views_of_images)
+            loss, accuracy = self.evaluate(views_of_images)
             results |= {"views_loss": loss, "views_accuracy": accuracy}
         rates = [metrics["images_per_second"] for metrics in self.history]
         return {**results, "images_per_second": statistics.harmonic_mean(rates)}
 
     @torch.inference_mode()
-    def evaluate(self, split: ImageSplit, kind: Views = "none") -> tuple[float, float]:
-        """Returns mean cross-entropy in nats and accuracy, from the mean scores of views of each image in a split."""
+    def evaluate(self, kind: Views = "none") -> tuple[float, float]:
+        """Returns mean cross-entropy in nats and accuracy, from the mean scores of views of each test image."""
+        split = self._test
         network = self._forward
         if self._average is None:
             self._prepared.eval()
