@@ -1,13 +1,12 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOptions
 from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
-from convattn.cli.output import Output, WholeNumber, print_record
+from convattn.cli.output import Output, WholeNumber, print_record, require_absent
 from convattn.cli.threads import one_thread
 from convattn.errors import (
     ArgumentError,
@@ -86,7 +85,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     if to == "conv":
         options, others = to_conv, to_attention
         options["borders"] = borders or "plain"
-    _require_absent(others, f"cannot be given with --to {to}")
+    require_absent(others, f"cannot be given with --to {to}")
     if source.startswith("hf:"):
         raise ArgumentError(
             f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again"
@@ -98,7 +97,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     if holds_layer:
         of_network = {"--include": include, "--exclude": exclude, "--content": content}
         of_network |= {**network.by_name(), **images.by_name()}
-        _require_absent(of_network, f"is for a network, and {source} holds a single layer")
+        require_absent(of_network, f"is for a network, and {source} holds a single layer")
     else:
         images.check()
         options |= {"include": include or None, "exclude": exclude or None}
@@ -136,14 +135,6 @@ def convert(  # noqa: PLR0913 - the options of the command
         )
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return EXIT_CODES[certificate.verdict]
-
-
-def _require_absent(options: Mapping[str, object], reason: str) -> None:
-    """Raises ArgumentError if an option was given that does not apply."""
-    for name, value in options.items():
-        absent = value is None or value is False or value == ()
-        if not absent:
-            raise ArgumentError(f"{name} {reason}")
 
 
 def _holds_layer(source: str) -> bool:

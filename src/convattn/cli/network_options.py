@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Imports, Settings, key_values
+from convattn.cli.output import Imports, Settings, key_values, require_absent
 from convattn.errors import ArgumentError, DeviceError, UnknownNameError, without_trace
 from convattn.fields import Text, read
 
@@ -111,11 +111,7 @@ class NetworkOptions:
         from convattn.networks.pretrained import network_folder
 
         require_network(source)
-        for name, value in self.by_name().items():
-            if value:
-                raise ArgumentError(
-                    f"{name} is for a network of another library; {source} has its own"
-                )
+        require_absent(self.by_name(), f"is for a network of another library; {source} has its own")
         return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +71,14 @@ def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
             raise ArgumentError(must_be(option, "of the form KEY=VALUE", text))
         pairs[key] = value
     return pairs
+
+
+def require_absent(options: Mapping[str, object], reason: str) -> None:
+    """Raises ArgumentError if an option was given that does not apply."""
+    for name, value in options.items():
+        absent = value is None or value is False or value == ()
+        if not absent:
+            raise ArgumentError(f"{name} {reason}")
 
 
 def recipe_changes(

@@ -215,7 +215,7 @@ def reproduce(
             scale=scale,
             finished=tuple(str(run.folder) for run in found.finished),
             unfinished=tuple(map(str, found.unfinished)),
-            unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
+            unreadable=tuple(found.unreadable),
             targets=tuple(results),
             notes=_notes(targets, groups),
             missing=missing,

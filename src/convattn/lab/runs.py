@@ -87,10 +87,9 @@ RunGroups: TypeAlias = Mapping[str, Sequence[RunGroup]]
 class RunListing:
     """The runs in a folder."""
 
-    finished: tuple[Run, ...]  # Runs with a record, by folder
-    unfinished: tuple[Path, ...]  # Folders of runs without one
-    # Folders whose record cannot be read, each with the reason
-    unreadable: tuple[tuple[Path, str], ...]
+    finished: Sequence[Run]  # Runs with a record, by folder
+    unfinished: Sequence[Path]  # Folders of runs without one
+    unreadable: Sequence[str]  # Folders whose record cannot be read, each with the reason
 
 
 def find_runs(folder: AnyPath) -> RunListing:
@@ -109,8 +108,8 @@ def find_runs(folder: AnyPath) -> RunListing:
         try:
             finished.append(_read_run(place))
         except CheckpointError as error:
-            unreadable.append((place, str(error)))
-    return RunListing(tuple(finished), tuple(unfinished), tuple(unreadable))
+            unreadable.append(f"{place}: {error}")
+    return RunListing(finished, unfinished, unreadable)
 
 
 def group_runs(runs: Sequence[Run], scale: str) -> RunGroups:

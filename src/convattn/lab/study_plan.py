@@ -24,8 +24,7 @@ class PlannedRun:
 
     label: str  # Name of the recipe, with the values that make the variant in brackets
     source: str  # The recipe as `load_recipe` takes it
-    scale: str | None  # Scale of the recipe; None as the recipe says
-    overrides: Mapping[str, str]  # Values that differ from the recipe, by dotted key
+    options: Sequence[str]  # Words of the command that set its scale and values
     recipe: Recipe  # The recipe as resolved, with its seed
     folder: Path  # Folder for the run
 
@@ -55,8 +54,7 @@ class PlannedRun:
 def train_command(run: PlannedRun) -> list[str]:
     """Returns the command that starts a run, or continues it from its last checkpoint."""
     words = [sys.executable, "-m", "convattn", "train", run.source]
-    words += option_words(run.scale, run.overrides)
-    words += ["-o", str(run.folder)]
+    words += [*run.options, "-o", str(run.folder)]
     if run.begun:
         words.append("--resume")
     return words
@@ -110,7 +108,8 @@ def plan_runs(
         if variant:
             label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"
         folder = place / f"{_safe_name(label)}-{seed}"
-        runs.append(PlannedRun(label, source, scale, changes, resolved, folder))
+        options = option_words(scale, changes)
+        runs.append(PlannedRun(label, source, options, resolved, folder))
     _require_distinct(runs)
     return runs
 
