@@ -284,7 +284,7 @@ MISTAKES = {
     f"{DRAWN} --images absent": "--images must be a folder or a file that exists",
     f"{DRAWN} --images photos": "nothing says how pictures are prepared for this ResNet: give --mean",
     f"{RESNET} --images run {SHAPE}": "--shape cannot be given with --images",
-    f"{DRAWN} --images run --limit 0": "--limit: must be at least 1, but is 0",
+    f"{DRAWN} --images run --limit 0": "--limit: must be an integer of at least 1, but is '0'",
     f"{DRAWN} --limit 3": "--limit needs --images",
     "convert resnet18": "there is no folder 'resnet18'; a network by name is timm:resnet18, torchvision:resnet18, "
     "hf:OWNER/MODEL or convattn:NAME",
