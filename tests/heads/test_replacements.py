@@ -6,9 +6,17 @@ from functools import partial
 
 import pytest
 import torch
-from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, with_weights
+from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, timm_beit, with_weights
 from tests.heads.attention_cases import TIMM
-from tests.heads.report_cases import attention_maps, bert, images, outputs, timm_vit, words
+from tests.heads.report_cases import (
+    attention_maps,
+    bert,
+    images,
+    outputs,
+    timm_vit,
+    transformers_vit,
+    words,
+)
 from torch import nn
 
 from convattn.budget import assert_within_budget, references, roundings
@@ -125,6 +133,61 @@ def test_a_layer_whose_heads_became_fewer_is_refused():
     made.blocks[0].attn.attention.head_dim = 9
     with pytest.raises(UnsupportedModelError, match="must have the 3 heads of the report, but has"):
         made(x)
+
+
+def replaced(weights):
+    """Weights of heads with those of one that looks everywhere alike."""
+    alike = torch.ones_like(weights[:, HEAD])
+    return weights.index_copy(1, torch.tensor([HEAD]), divided(alike)[:, None])
+
+
+def test_a_layer_returns_the_weights_that_it_used():
+    """So that nobody reads what the head would have done; gradients are those of a layer that returns none."""
+    network, x = transformers_vit(attn_implementation="eager"), images((28, 28))
+    report = analyze(network, x, controls=(), progress=False)
+    head = (report.layers[0].name, HEAD)
+    made, _ = replace_heads(network, report, [head], "uniform")
+    weights, found = (one(x, output_attentions=True).attentions[0] for one in (network, made))
+    hi, lows = references(replaced, weights.detach())
+    assert_within_budget(found, hi, lows)
+
+    def learned(network):
+        weight = network.get_submodule(f"{head[0]}.attention").q_proj.weight
+        return torch.autograd.grad(network(x.to(weight)).logits.square().sum(), weight)[0]
+
+    fused = copy.deepcopy(made)
+    fused.set_attn_implementation("sdpa")
+    hi, lows = references(learned, fused)
+    assert_within_budget(learned(made), hi, lows)
+
+
+def test_torch_returns_the_mean_of_the_weights_that_it_used():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 3, batch_first=True)
+
+        def forward(self, x, **options):
+            return self.attention(x, x, x, **options)
+
+    network, x = Whole().eval(), torch.randn(3, 35, 6)
+    with register_attention(nn.MultiheadAttention, lambda call: call.global_layout((5, 7))):
+        report = analyze(network, x, controls=(), progress=False)
+        made, _ = replace_heads(network, report, [("attention", HEAD)], "uniform")
+        _, found = made(x)
+    _, weights = network(x, average_attn_weights=False)
+    hi, lows = references(lambda weights: replaced(weights).mean(1), weights.detach())
+    assert_within_budget(found, hi, lows)
+
+
+def test_a_checkpoint_that_computes_a_layer_outside_its_network_is_refused():
+    network, x = timm_beit(), images()
+    report = analyze(network, x, controls=(), progress=False)
+    made, _ = replace_heads(network, report, [("blocks.0.attn", HEAD)], "one_tap")
+    made.train().set_grad_checkpointing()
+    loss = made(x).square().sum()
+    with pytest.raises(UnsupportedModelError, match=r"blocks.0.attn: .* and no checkpoint"):
+        loss.backward()
 
 
 def divided(weights):

@@ -29,6 +29,7 @@ from convattn.convert.network_runs import (
     Images,
     Inputs,
     copy_network,
+    devices_of,
     read_arguments,
     run_copy,
     without_modes,
@@ -178,7 +179,7 @@ def _path(network: nn.Module, name: str, inputs: Inputs) -> str | None:
     if name not in inputs.shapes:
         return None
     layer: Any = network.get_submodule(name)
-    with without_modes(network), _reparametrize_module(layer, inputs.weights[name]):
+    with without_modes(devices_of(network)), _reparametrize_module(layer, inputs.weights[name]):
         return layer.plan(inputs.shapes[name][0]).path
 
 

@@ -271,13 +271,17 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
-def without_modes(network: nn.Module) -> ExitStack:
+def devices_of(network: nn.Module) -> set[torch.device]:
+    """Returns the devices of a network's parameters, and the CPU."""
+    return {torch.device("cpu")} | {parameter.device for parameter in network.parameters()}
+
+
+def without_modes(devices: Iterable[torch.device]) -> ExitStack:
     """Enters a context without gradients, autocast and TF32, also inside a network that turns them on."""
     settings = ExitStack()
     settings.enter_context(torch.no_grad())
     settings.enter_context(plain_float32())
-    devices = {parameter.device for parameter in network.parameters()}
-    for device in {torch.device("cpu"), *devices}:
+    for device in devices:
         settings.enter_context(without_autocast(device))
     return settings
 
@@ -288,7 +292,7 @@ def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | Non
     It has no gradients and no autocast, and computes float32 in full. The run may change the network's state.
     """
     arguments = arguments.copied(dtype)
-    with from_seed(network), without_modes(network), arguments.mode:
+    with from_seed(network), without_modes(devices_of(network)), arguments.mode:
         return network(*arguments.positional, **arguments.named)
 
 

@@ -1,18 +1,19 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
 from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.families.attention_class import CallContext
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, Product
@@ -115,7 +116,8 @@ class FixedAttention(nn.Module):
 
     Each product of weights and values is seen while the layer computes it, and the outputs of these heads are put into
     it; so masks, dropout and all else of the layer stay for the other heads. What a mask hides from a query is shared
-    out among the rest.
+    out among the rest. A layer that returns its weights returns those of these heads too: they are written into its
+    own, which gradients do not see.
 
     Attributes:
         attention: The layer.
@@ -180,7 +182,7 @@ class FixedAttention(nn.Module):
         layout = None
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
-            layout = known.layout(replace(call, shape=product.shape))
+            layout = self._layout(known.layout, replace(call, shape=product.shape))
         *lead, _, _ = product.shape
         if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
             raise UnsupportedModelError(
@@ -208,20 +210,55 @@ class FixedAttention(nn.Module):
                 mask = mask > EXCLUDED
             allowed = allowed & by_head(mask.expand(product.shape)).any(2)
         values = by_head(product.inputs[-1])
+        own = None  # unless the module computed weights, for each image, which it may return
+        if product.factor is None and 0 not in product.inputs[0].stride():
+            own = by_head(product.inputs[0].data)
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
-            if part.grid is not None and layout is not None:
-                require_sizes(part.grid, layout.grid, "of a grid of {} positions")
+            weights = _weights(part, layout, allowed).to(values.dtype)
             heads = torch.tensor(part.heads, device=out.device)
-            maps = part.maps(layout)
-            seen = maps * allowed[:, :, None]
-            total = seen.sum(-1, keepdim=True)
-            # In this order: what is left may be so little that its inverse overflows.
-            weights = seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
-            weights = weights.to(values.dtype)
-            y = (weights @ values.index_select(2, heads)).to(out.dtype)
+            means = weights @ values.index_select(2, heads)
+            stays = None
             if part.attends and layout is not None:
-                attend = (layout.queries < 0)[:, None, :, None].to(out.device)
-                y = torch.where(attend, out.index_select(2, heads), y)
-            out = out.index_copy(2, heads, y)
+                stays = (layout.queries < 0)[:, None, :, None].to(out.device)
+            out = _with_heads(out, heads, means, stays)
+            if own is not None:
+                own.copy_(_with_heads(own, heads, weights, stays))
         return rearrange(out, f"{apart} -> {order}").view(product.out.shape)
+
+    def _layout(self, read: Callable[[CallContext], Layout], call: CallContext) -> Layout:
+        """Reads where queries and keys of a call lie."""
+        try:
+            return read(call)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(
+                f"{self.name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"
+                " gradients can compute it again"
+            ) from None
+
+
+def _weights(
+    part: FixedHeads, layout: Layout | None, allowed: Bool[Tensor, "images groups rows cols"]
+) -> Float[Tensor, "images groups heads rows cols"]:
+    """Returns the weights of fixed heads, of which those that a mask hides are shared out among the rest."""
+    if part.grid is not None and layout is not None:
+        require_sizes(part.grid, layout.grid, "of a grid of {} positions")
+    maps = part.maps(layout)
+    seen = maps * allowed[:, :, None]
+    total = seen.sum(-1, keepdim=True)
+    # In this order: what is left may be so little that its inverse overflows.
+    return seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
+
+
+def _with_heads(
+    old: Float[Tensor, "images groups all_heads rows cols"],
+    heads: Int64[Tensor, " heads"],
+    new: Float[Tensor, "_ groups heads rows cols"],
+    stays: Bool[Tensor, "groups 1 rows 1"] | None,
+) -> Float[Tensor, "images groups all_heads rows cols"]:
+    """Puts new numbers of some heads in the place of the old ones, but in the rows that stay."""
+    before = old.index_select(2, heads)
+    new = new.to(old.dtype).expand_as(before)
+    if stays is not None:
+        new = torch.where(stays, before, new)
+    return old.index_copy(2, heads, new)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
-from convattn.heads.layout import AttentionCall, Layout
+from convattn.heads.layout import AttentionCall, Layout, as_slice
 
 _STEPS = 720
 """Positions of keys are told apart to 1/720 of a cell: halves, thirds, … of one are exact."""
@@ -118,8 +118,8 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     displacements = torch.stack(places, dim=1) + first
     return Pairs(
         layout=layout,
-        rows=_stretch(rows),
-        cols=_stretch(cols),
+        rows=as_slice(rows),
+        cols=as_slice(cols),
         valid=None if bool(valid.all()) else valid.clone(),
         bins=bins,
         displacements=displacements.double() / _STEPS,
@@ -229,13 +229,6 @@ def _entropies(
 def _total(rows: Float[Tensor, "images groups rows"]) -> Float64[Tensor, " images"]:
     """Sums what was computed for each query."""
     return rows.double().sum(dim=(1, 2))
-
-
-def _stretch(places: Int64[Tensor, " places"]) -> slice | Int64[Tensor, " places"]:
-    """Returns places in order as a slice, which takes them without a copy, if nothing is between them."""
-    first = int(places[0])
-    behind = int(places[-1]) + 1
-    return slice(first, behind) if behind - first == len(places) else places
 
 
 def _by_displacement(

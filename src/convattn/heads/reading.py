@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
-from convattn.convert.network_runs import read_arguments, without_modes
+from convattn.convert.network_runs import devices_of, read_arguments, without_modes
 from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
@@ -144,7 +144,7 @@ def _parts_by_input(model: nn.Module) -> list[str]:
 def as_it_was(model: nn.Module) -> Iterator[None]:
     """Puts a model in evaluation mode, without gradients and autocast; restores flags and random numbers on leaving."""
     training = {module: module.training for module in model.modules()}
-    with keep_random_state(model), without_modes(model):
+    with keep_random_state(model), without_modes(devices_of(model)):
         try:
             model.eval()
             yield
@@ -174,6 +174,7 @@ class Watcher:
         """
         _require_watchable(model)
         self.model = model
+        self._devices = devices_of(model)
         self._layers = layers_to_read(model, layers, without)
         self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
@@ -252,7 +253,7 @@ class Watcher:
             return
         self._paused = True
         try:
-            with torch._C.DisableTorchFunction(), without_modes(self.model):
+            with torch._C.DisableTorchFunction(), without_modes(self._devices):
                 y = out[0] if isinstance(out, tuple) else out
                 self._callback(self._read(call, products, y))
         except BaseException as error:
@@ -268,7 +269,7 @@ class Watcher:
                 return
             if call.module in self._layers:
                 # Now, because the module may change its tensors in place afterwards.
-                with without_modes(self.model):
+                with without_modes(self._devices):
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
                 proof = product.proof(weights, first) if self._prove else UNPROVED
