@@ -192,12 +192,21 @@ def build_optimizer(
     `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
     learns, "epochs".
     """
-    own = _own_settings(recipe, network, stem_epochs)
-    usual: _Settings = (1.0, recipe.weight_decay, None)
+    stem_bias = None
+    if stem_epochs is not None:
+        if not isinstance(network, SpeedNet):
+            expectation = "left out where the network is no SpeedNet"
+            raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
+        stem_bias = network.stem.bias
     members: dict[_Settings, list[nn.Parameter]] = {}
-    for parameter in network.parameters():
-        if parameter.requires_grad:
-            members.setdefault(own.get(id(parameter), usual), []).append(parameter)
+    for path, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        place, _, name = path.rpartition(".")
+        settings = _settings(recipe, network.get_submodule(place), name)
+        if parameter is stem_bias:
+            settings = (1.0, recipe.weight_decay, stem_epochs)
+        members.setdefault(settings, []).append(parameter)
     groups = []
     for (rate, decay, epochs), parameters in members.items():
         groups.append({"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs})
@@ -208,27 +217,16 @@ def build_optimizer(
     )
 
 
-def _own_settings(
-    recipe: OptimRecipe, network: nn.Module, stem_epochs: int | None
-) -> dict[int, _Settings]:
-    """Returns the settings of the parameters that have their own, by their identity."""
-    own: dict[int, _Settings] = {}
-    rate = recipe.norm_bias_rate
-    for module in network.modules():
-        if isinstance(module, Encoding):
-            parameters = dict(module.named_parameters(recurse=False))
-            centres = parameters.get(module.centre_argument or "")
-            widths = parameters.get(module.width_parameter or "")
-            own[id(centres)] = (recipe.centre_rate, 0.0, None)
-            own[id(widths)] = (recipe.sharpness_rate, 0.0, None)
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
-    if stem_epochs is not None:
-        if not isinstance(network, SpeedNet):
-            expectation = "left out where the network is no SpeedNet"
-            raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
-        own[id(network.stem.bias)] = (1.0, recipe.weight_decay, stem_epochs)
-    return own
+def _settings(recipe: OptimRecipe, module: nn.Module, name: str) -> _Settings:
+    """Returns the settings of a module's own parameter."""
+    if isinstance(module, Encoding) and name == module.centre_argument:
+        return recipe.centre_rate, 0.0, None
+    if isinstance(module, Encoding) and name == module.width_parameter:
+        return recipe.sharpness_rate, 0.0, None
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and name == "bias":
+        rate = recipe.norm_bias_rate
+        return rate, recipe.weight_decay / rate, None
+    return 1.0, recipe.weight_decay, None
 
 
 def learning_rate_factor(
