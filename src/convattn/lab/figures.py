@@ -1,6 +1,5 @@
 """Figures of trained heads; every figure is written whole or not at all."""
 
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from convattn.errors import ArgumentError, must_be, optional_module
-from convattn.files import AnyPath, write_atomically
+from convattn.files import AnyPath, new_file
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.wording import counted
 
@@ -60,16 +59,12 @@ def figure_files(paths: Sequence[AnyPath], size: tuple[float, float]) -> Iterato
             expected = f"a file that ends in {', '.join(FORMATS)}"
             raise ArgumentError(must_be("path", expected, str(path)))
     matplotlib = optional_module("matplotlib.figure", "matplotlib", "analyze")
-    contents = {}
     with matplotlib.rc_context(_STYLE):
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
         yield figure
         for path, form in forms.items():
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=form, dpi=150, metadata=FORMATS[form])
-            contents[path] = buffer.getvalue()
-    for path, content in contents.items():
-        write_atomically(path, content)
+            with new_file(path) as file:
+                figure.savefig(file, format=form, dpi=150, metadata=FORMATS[form])
 
 
 _FLATTEST = 1e-4
