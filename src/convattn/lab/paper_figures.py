@@ -184,7 +184,8 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
 
     A network without a layer 4 shows its last layer, and a note says so.
     """
-    snapshots = _read_heads(material, recipe)
+    run = material.run_of(recipe).folder
+    snapshots = _read_heads(run)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
     layer = min(_LAYER, depth - 1)
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
@@ -193,7 +194,7 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
     moments = [shown[number] for number in sorted(nearest)]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
     draw_heads(figure_paths(folder, name), moments, title=title, trace=shown)
-    _write_heads(material, name, folder, recipe, column="layer", value=layer)
+    _write_heads(folder / f"{name}.parquet", run, "layer", layer)
     if layer == _LAYER:
         return []
     return [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
@@ -203,30 +204,27 @@ def make_final_heads(
     material: Material, name: str, folder: Path, recipe: str, what: str
 ) -> list[str]:
     """Draws the heads of all layers at the end of training, and writes their centres; `what` is part of the title."""
-    snapshots = _read_heads(material, recipe)
+    run = material.run_of(recipe).folder
+    snapshots = _read_heads(run)
     last = snapshots[-1].step
     shown = [snapshot for snapshot in snapshots if snapshot.step == last]
     draw_heads(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
-    _write_heads(material, name, folder, recipe, column="step", value=last)
+    _write_heads(folder / f"{name}.parquet", run, "step", last)
     return []
 
 
-def _read_heads(material: Material, recipe: str) -> list[HeadSnapshot]:
-    folder = material.run_of(recipe).folder
-    snapshots = read_heads(folder)
+def _read_heads(run: Path) -> list[HeadSnapshot]:
+    snapshots = read_heads(run)
     if not snapshots:
-        raise CheckpointError(f"{folder / HEADS} holds no heads")
+        raise CheckpointError(f"{run / HEADS} holds no heads")
     return snapshots
 
 
-def _write_heads(
-    material: Material, name: str, folder: Path, recipe: str, *, column: str, value: int
-) -> None:
+def _write_heads(path: Path, run: Path, column: str, value: int) -> None:
     """Writes the rows of a run's heads that have a value in a column."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    heads = material.run_of(recipe).folder / HEADS
-    shown = pa.parquet.read_table(heads, filters=[(column, "==", value)])
-    write_parquet(folder / f"{name}.parquet", shown.to_pylist(), HEAD_COLUMNS)
+    shown = pa.parquet.read_table(run / HEADS, filters=[(column, "==", value)])
+    write_parquet(path, shown.to_pylist(), HEAD_COLUMNS)
 
 
 _COLUMNS = {
