@@ -340,8 +340,8 @@ def attention_grid(
             _draw_image(left.subplots(), image, queries[0], patch)
         parts = place.subfigures(len(queries), 1, squeeze=False)[:, 0]
         for number, (row, col) in enumerate(queries):
-            title = f"query: row {row + 1}, column {col + 1} of {rows} × {cols}"
-            parts[number].suptitle(title, fontsize=9)
+            words = f"query: row {row + 1}, column {col + 1} of {rows} × {cols}"
+            parts[number].suptitle(words, fontsize=9)
             _draw_maps(parts[number], [maps[number] for maps in layers], (row, col), columns)
 
 
