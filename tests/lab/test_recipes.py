@@ -116,7 +116,7 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
         ("scales = 3", "scales must be a table, but is 3"),
         (
             "[scales.tny.data]\nflip = true",
-            "unknown key 'scales.tny': did you mean 'tiny'",
+            "unknown scale 'tny': did you mean 'tiny'",
         ),
         ("[scales]\ntiny = 3", r"scales\.tiny must be a table, but is 3"),
         (

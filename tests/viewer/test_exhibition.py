@@ -1,5 +1,7 @@
 """What stands beside a network: its layers, its images, and where its weights come from."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ def shown(place, source, *, weights: bool = False, **options) -> Exhibition:
     """Gathers a network and what is beside it, on one of the images."""
     options = {"images": place / "images.npy", "limit": 1} | options
     sources = [source, *options.get("compare", ())]
-    load = NetworkOptions(random_weights=weights).loader(sources)
+    load = partial(NetworkOptions(random_weights=weights).load, beside=sources)
     return gather(source, load=load, **options)
 
 

@@ -2,6 +2,7 @@
 
 import webbrowser
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
@@ -90,7 +91,7 @@ def view(  # noqa: PLR0913 - the options of the command
         exhibition = gather(
             source,
             images,
-            load=network.loader([source, *compare]),
+            load=partial(network.load, beside=[source, *compare]),
             limit=limit,
             layers=layer,
             compare=compare,
