@@ -1,8 +1,10 @@
-"""What a network with replaced heads knows while it runs: the calls around a layer, and the grids it is cut into."""
+"""What is known of a network while it runs: the calls of its modules, and the grids that images are cut into."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, takewhile
 from math import prod
 from threading import local
 from typing import Any, final
@@ -21,17 +23,17 @@ class _Thread(local):
 
     Attributes:
         running: The calls that have not returned, outermost first.
-        sizes: Grid of what each convolution gave out last, by its name.
+        outputs: Each convolution that ran by its name, with the grid of what it gave out last; the latest is last.
     """
 
     def __init__(self) -> None:
         self.running: list[CallContext] = []
-        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.outputs: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
 
 
 @final
 class CallStack:
-    """The modules of a network that run, outermost first, and what its convolutions gave out last.
+    """The modules of a network that run, and what its convolutions gave out last.
 
     Each thread has its own calls, and a copy has none.
     """
@@ -45,6 +47,29 @@ class CallStack:
     def __reduce__(self) -> tuple[type["CallStack"], tuple[()]]:
         return CallStack, ()
 
+    @property
+    def running(self) -> list[CallContext]:
+        """The calls that have not returned, outermost first."""
+        return self._thread.running
+
+    def attending(self, shape: tuple[int, ...]) -> CallContext:
+        """Describes the innermost call, of which the weights have a shape, with the modules around it."""
+        *around, call = self._thread.running
+        features = dict(self._thread.outputs.values())
+        return replace(call, parents=tuple(reversed(around)), shape=shape, features=features)
+
+    def source(self, grid: tuple[int, ...]) -> str:
+        """Names the last convolution whose output has a grid, of those nearest to the innermost call; empty if none."""
+        layer = self._thread.running[-1].name
+        outputs = reversed(self._thread.outputs.items())
+        sources = [name for name, (_, sizes) in outputs if sizes == grid]
+
+        def shared_parents(name: str) -> int:
+            pairs = zip(layer.split("."), name.split("."), strict=False)
+            return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+        return max(sources, key=shared_parents, default="")
+
     def grid(self, source: str, positions: int) -> tuple[int, ...] | None:
         """Returns the grid of the image that runs; None if its convolution has not run.
 
@@ -52,7 +77,8 @@ class CallStack:
         that there was, and several raise ShapeError.
         """
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() < 0:
-            return self._thread.sizes.get(source)
+            _, sizes = self._thread.outputs.get(source, (None, None))
+            return sizes
         fitting = [grid for grid in self._grids.get(source, ()) if prod(grid) == positions]
         if len(fitting) > 1:
             grids = " and ".join(times(grid) for grid in fitting)
@@ -62,27 +88,20 @@ class CallStack:
             )
         return fitting[0] if fitting else None
 
-    def follow(self, network: nn.Module, layers: Sequence[str]) -> None:
-        """Notes from now on the sizes of convolutions, and the calls of the modules around some layers."""
+    def follow(self, network: nn.Module, names: Collection[str]) -> ExitStack:
+        """Notes the calls of modules, and the sizes of all convolutions, until what is returned is closed."""
+        hooks = ExitStack()
         for name, module in network.named_modules():
             if convolves(module):
-                module.register_forward_hook(partial(self._note, name))
-            if any(not name or layer.startswith(f"{name}.") for layer in layers):
+                note = partial(self._note, name)
+                hooks.callback(module.register_forward_hook(note).remove)
+            if name in names:
                 enter = partial(self._enter, name)
-                module.register_forward_pre_hook(enter, with_kwargs=True)
-                module.register_forward_hook(self._leave, always_call=True)
-
-    def call(
-        self, name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> CallContext:
-        """Describes a call of a layer by the modules that run around it."""
-        parents = tuple(reversed(self._thread.running))
-        outermost = parents[-1] if parents else CallContext(name, module, args, named)
-        features = {}
-        for place, part in outermost.module.named_modules(prefix=outermost.name):
-            if place in self._thread.sizes:
-                features[part] = self._thread.sizes[place]
-        return CallContext(name, module, args, named, parents, features=features)
+                before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                hooks.callback(before.remove)
+                after = module.register_forward_hook(self._leave, always_call=True)
+                hooks.callback(after.remove)
+        return hooks
 
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -95,15 +114,27 @@ class CallStack:
         if self._thread.running:
             self._thread.running.pop()
 
-    def _note(
-        self, name: str, _module: nn.Module, _arguments: tuple[Any, ...], out: Tensor
-    ) -> None:
+    def _note(self, name: str, module: nn.Module, _: tuple[Any, ...], out: Tensor) -> None:
         sizes = tuple(map(int, out.shape[2:]))
-        self._thread.sizes[name] = sizes
+        self._thread.outputs.pop(name, None)
+        self._thread.outputs[name] = (module, sizes)
         if not torch.compiler.is_compiling():
             grids = self._grids.setdefault(name, [])
             if sizes not in grids:
                 grids.append(sizes)
+
+
+def with_parents(names: Iterable[str]) -> set[str]:
+    """Returns dotted names of modules with those of the modules around them.
+
+    Example:
+        >>> sorted(with_parents(["blocks.0.attn"]))
+        ['', 'blocks', 'blocks.0', 'blocks.0.attn']
+    """
+    every = set()
+    for name in names:
+        every.update(["", *accumulate(name.split("."), "{}.{}".format)])
+    return every
 
 
 @final

@@ -1,7 +1,6 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -163,7 +162,7 @@ class FixedAttention(nn.Module):
 
         def change(product: Product) -> Tensor:
             products.append(product.shape)
-            return self._changed(product, args, named)
+            return self._changed(product)
 
         with Operations(change):
             out = self.attention(*args, **named)
@@ -173,9 +172,7 @@ class FixedAttention(nn.Module):
             )
         return out
 
-    def _changed(
-        self, product: Product, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> Float[Tensor, "*lead queries width"]:
+    def _changed(self, product: Product) -> Float[Tensor, "*lead queries width"]:
         """Returns a product with the outputs of the fixed heads in it."""
         known = attention_class(self.attention)
         if known is None or known.layout is None:
@@ -184,8 +181,7 @@ class FixedAttention(nn.Module):
             )
         layout = None
         if known.heads_first or self.placed:
-            call = self.calls.call(self.name, self, args, named)
-            layout = self._layout(known.layout, replace(call, shape=product.shape))
+            layout = self._layout(known.layout, self.calls.attending(product.shape))
             if self.grid is not None:
                 require_sizes(self.grid, layout.grid, "of a grid of {} positions")
         *lead, queries, keys = product.shape

@@ -1,11 +1,12 @@
 """Reads the attention of every layer of a network in one watched pass: layout, weights, and the proof of both."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from math import prod
 from operator import mul
 from typing import Any, TypeAlias
@@ -22,11 +23,11 @@ from convattn.convert.surgery import require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
+from convattn.heads.call_stack import CallStack
 from convattn.heads.catalogue import (
     AttentionModule,
     attention_class,
     attention_layers,
-    convolves,
     is_own,
     layers_to_read,
     register_attention,
@@ -179,7 +180,7 @@ class Watcher:
         self._layers = layers_to_read(model, layers, without)
         self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
-        self._called: dict[nn.Module, str] = {}
+        self._followed: set[str] = set()
         inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
         for name, module in model.named_modules():
             if module in inside:
@@ -187,11 +188,7 @@ class Watcher:
             if is_own(module) or isinstance(module, Encoding):
                 inside.update(module.modules())
             if not isinstance(module, Encoding):
-                self._called[module] = name
-        # The modules that run, with their products
-        self._stack: list[tuple[CallContext, list[_Seen]]] = []
-        # Output sizes of the convolutions that ran, latest last
-        self._features: dict[nn.Module, tuple[int, ...]] = {}
+                self._followed.add(name)
         self._paused = False  # While a layer is read, which may run modules again
         self._operations = Operations(self._note)
 
@@ -207,15 +204,12 @@ class Watcher:
         self._images = len(tensors[0]) if tensors else 0
         self._callback = callback
         self._raised: BaseException | None = None
-        self._stack.clear()
-        self._features.clear()
+        self._calls = CallStack()
+        self._products = defaultdict[CallContext, list[_Seen]](list)
         with as_it_was(self.model), ExitStack() as watching:
-            for module, name in self._called.items():
-                enter = partial(self._enter, name)
-                before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-                watching.callback(before.remove)
-                after = module.register_forward_hook(self._leave)
-                watching.callback(after.remove)
+            for layer in self._layers:
+                watching.callback(layer.register_forward_hook(self._attended).remove)
+            watching.enter_context(self._calls.follow(self.model, self._followed))
             watching.enter_context(self._operations)
             try:
                 self.model(*arguments.positional, **arguments.named)
@@ -233,30 +227,15 @@ class Watcher:
         if not self._layers:
             attention_layers(self.model)  # which says why none can be read
 
-    def _enter(
-        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _attended(self, _module: nn.Module, _arguments: tuple[Any, ...], out: Any) -> None:
+        """Reads the layer that has computed an output, and calls back."""
         if self._paused:
-            return
-        parents = tuple(call for call, _ in reversed(self._stack))
-        self._stack.append((CallContext(name, module, args, kwargs, parents), []))
-
-    def _leave(self, module: nn.Module, _: tuple[Any, ...], out: Any) -> None:
-        if self._paused:
-            return
-        while self._stack[-1][0].module is not module:  # a module that raised, and was caught
-            self._stack.pop()
-        call, products = self._stack.pop()
-        if convolves(module) and module in self._called:
-            self._features.pop(module, None)
-            self._features[module] = tuple(out.shape)
-        if module not in self._layers:
             return
         self._paused = True
         try:
             with torch._C.DisableTorchFunction(), without_modes(self._devices):
                 y = out[0] if isinstance(out, tuple) else out
-                self._callback(self._read(call, products, y))
+                self._callback(self._read(self._calls.running[-1], y))
         except BaseException as error:
             self._raised = error
             raise
@@ -265,7 +244,8 @@ class Watcher:
 
     def _note(self, product: Product) -> None:
         """Notes a product for the attention module that is running."""
-        for call, products in reversed(self._stack):
+        running = [*reversed(self._calls.running)]
+        for call in running:
             if is_own(call.module):  # which says itself what it computes
                 return
             if call.module in self._layers:
@@ -274,12 +254,11 @@ class Watcher:
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
                 proof = product.proof(weights, first) if self._prove else UNPROVED
-                products.append((product, weights, proof))
+                self._products[call].append((product, weights, proof))
                 return
             if attention_class(call.module) is not None:
                 return
         if self._strict:
-            running = [call for call, _ in reversed(self._stack)]
             with_parts = (call for call in running if list(call.module.children()))
             call = next(with_parts, running[0])
             sizes = " × ".join(map(str, product.shape))
@@ -290,12 +269,12 @@ class Watcher:
             )
             raise self._raised
 
-    def _read(self, call: CallContext, products: list[_Seen], out: Tensor) -> AttentionCall:
+    def _read(self, call: CallContext, out: Tensor) -> AttentionCall:
         """Reads one layer; UnsupportedModelError names it."""
         try:
             if is_own(call.module):
                 return _read_own(call, out, needs_proof=self._prove)
-            return self._read_foreign(call, products, out)
+            return self._read_foreign(call, self._products.pop(call, []), out)
         except UnsupportedModelError as error:
             kind = type(call.module).__name__
             raise UnsupportedModelError(f"{call.name} ({kind}): {error}") from error
@@ -312,13 +291,8 @@ class Watcher:
         known = attention_class(call.module)
         assert known is not None
         assert known.layout is not None
-        context = replace(
-            call,
-            shape=product.shape,
-            features=self._features,
-        )
         try:
-            layout = known.layout(context)
+            layout = known.layout(self._calls.attending(product.shape))
         except UnsupportedModelError as error:
             if known.pattern == "registered":
                 raise
@@ -344,24 +318,13 @@ class Watcher:
             inputs=on_grid(inputs[0], layout, images) if inputs else None,
             outputs=on_grid(out, layout, images),
             allowed=allowed,
-            grid_source=self._grid_source(call.name, layout.grid),
+            grid_source=self._calls.source(layout.grid),
         )
         if product.by_hand and not read.normalised:
             raise UnsupportedModelError(
                 "its exponentials are not divided by their sum before the product with values; divide them there"
             )
         return read
-
-    def _grid_source(self, layer: str, grid: tuple[int, ...]) -> str:
-        """Returns the last convolution whose output has a grid, of those nearest to a layer; empty if none has."""
-        outputs = reversed(self._features.items())
-        sources = [self._called[module] for module, shape in outputs if shape[2:] == grid]
-
-        def shared_parents(name: str) -> int:
-            pairs = zip(layer.split("."), name.split("."), strict=False)
-            return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-        return max(sources, key=shared_parents, default="")
 
 
 def _heads(shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: bool) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft, require_network
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
-from convattn.heads.call_stack import CallStack, ImageSize
+from convattn.heads.call_stack import CallStack, ImageSize, with_parents
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention, TokenLayer
@@ -225,7 +225,7 @@ def replace_heads(
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
     _keep_modes(new_layers)
     network = graft(network, new_layers)
-    calls.follow(network, running)
+    calls.follow(network, with_parents(running))
     soft = {*running, *(head.layer for head in records if not head.by)}
     if attends:
         soft |= {layer.name for layer in report.layers if layer.prefix}

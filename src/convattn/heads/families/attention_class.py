@@ -26,7 +26,7 @@ class CallContext:
     kwargs: Mapping[str, Any]  # Named ones
     parents: tuple["CallContext", ...] = ()  # The modules around it, innermost first
     shape: tuple[int, ...] = ()  # Sizes of the weights: leading axes, heads, queries, keys
-    # Latest output size of each convolution, or of what it became
+    # Rows and columns of what each convolution, or what it became, gave out last; the latest is last
     features: Mapping[nn.Module, tuple[int, ...]] = field(default_factory=dict)
 
     @property
