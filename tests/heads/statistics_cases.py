@@ -114,7 +114,7 @@ def added(call, groups, batches=(slice(None),)):
     total = None
     for numbers in batches:
         part = replace(call, weights=call.weights[numbers])
-        sums = sum_heads(part, pairs, members[numbers], groups)
+        sums = sum_heads(part, pairs, members[numbers])
         total = sums if total is None else total.plus(sums)
     return total
 

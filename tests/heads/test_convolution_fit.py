@@ -6,6 +6,7 @@ from tests.heads.statistics_cases import within
 
 from convattn.heads import convolution_fit as convolution
 from convattn.heads.convolution_fit import ConvolutionFit
+from convattn.heads.jackknife import explained
 
 CASES = [((5, 4), 3), ((7,), 5), ((3, 5), 1)]
 
@@ -31,7 +32,7 @@ def test_convolution_score_is_that_of_least_squares(grid, kernel_size):
     fit, errors, totals = fitted(grid, kernel_size)
     hi = 1 - errors.sum() / totals.sum()
     # The ridge moves the score by far less than the images do.
-    assert abs(fit.estimate(10).value - hi) < 0.1 * reference_error(errors, totals, 10)
+    assert abs(fit.estimate().value - hi) < 0.1 * reference_error(errors, totals, 10)
 
 
 @pytest.mark.parametrize("groups", [3, 10])
@@ -41,7 +42,10 @@ def test_without_a_ridge_only_rounding_is_between_the_score_and_least_squares(
 ):
     monkeypatch.setattr(convolution, "_RIDGES", torch.zeros(1))
     fit, errors, totals = fitted(grid, kernel_size)
-    found, terms = fit.estimate(groups), 40 * int(np.prod(grid)) * 3 * kernel_size ** len(grid)
+    found, terms = (
+        explained(fit.squares, groups),
+        40 * int(np.prod(grid)) * 3 * kernel_size ** len(grid),
+    )
     within(found.value, 1 - errors.sum() / totals.sum(), terms)
     within(found.error, reference_error(errors, totals, groups), terms)
 
@@ -60,7 +64,7 @@ def test_convolution_score_knows_a_convolution_and_noise():
         fit = ConvolutionFit((7, 7), 3)
         fit.fit(x[:16], y[:16])
         fit.score(x[16:], y[16:])
-        assert low <= fit.estimate(4).value <= high
+        assert low <= fit.estimate().value <= high
 
 
 def test_fewer_components_explain_less():
@@ -71,7 +75,7 @@ def test_fewer_components_explain_less():
     fit.fit(x[:20], y[:20])
     fit.score(x[20:], y[20:])
     assert fit.basis.shape == (80, 288 // 9)
-    assert 0.5 < fit.estimate(4).value < 0.99
+    assert 0.5 < fit.estimate().value < 0.99
 
 
 def test_components_are_no_more_than_the_first_batch_determines():

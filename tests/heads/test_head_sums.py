@@ -197,7 +197,7 @@ def test_images_of_several_batches_are_scored_as_in_one():
     parts.score(replace(call, weights=call.weights[2:]), pairs, sums)
     for name in ("logs", "mass", "squares"):
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
-    assert parts.estimate(1, 3) == whole.estimate(1, 3)
+    assert parts.estimate(1) == whole.estimate(1)
 
 
 def test_images_that_look_everywhere_alike_have_no_position_score():
@@ -206,9 +206,9 @@ def test_images_that_look_everywhere_alike_have_no_position_score():
     sums, pairs = added(alike, 3), make_pairs(call.layout, "layer")
     fit = KernelFit()
     fit.score(alike, pairs, sums)
-    assert [np.isnan(fit.estimate(head, 3).value) for head in range(3)] == [True] * 3
+    assert [np.isnan(fit.estimate(head).value) for head in range(3)] == [True] * 3
     fit.score(call, pairs, sums)
-    assert np.isfinite(fit.estimate(0, 3).value)
+    assert np.isfinite(fit.estimate(0).value)
 
 
 def test_maps_of_prefix_queries_are_means():

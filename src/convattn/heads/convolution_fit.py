@@ -77,9 +77,9 @@ class ConvolutionFit:
         of_images = rows.view(2, len(x), -1).sum(dim=2)
         self.squares = torch.cat([self.squares, of_images], dim=1)
 
-    def estimate(self, groups: int) -> Estimate:
+    def estimate(self) -> Estimate:
         """Returns R² on the images scored, with the standard error of a jackknife over groups of them."""
-        return explained(self.squares, groups)
+        return explained(self.squares)
 
     def _windows(
         self,

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
+from convattn.heads.jackknife import GROUPS
 from convattn.heads.layout import AttentionCall, Layout, as_slice
 
 _STEPS = 720
@@ -151,22 +152,24 @@ class HeadSums:
         """Returns the sums with every tensor changed."""
         return HeadSums(**{name: change(part) for name, part in vars(self).items()})
 
+    def total(self) -> "HeadSums":
+        """Returns the sums over all groups."""
+        return self.map(lambda part: part.sum(dim=0))
+
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
         parts = vars(other)
         return HeadSums(**{name: part + parts[name] for name, part in vars(self).items()})
 
 
-def sum_heads(
-    call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int
-) -> HeadSums:
-    """Sums the weights of one batch; `members` says which group of images each image is in."""
+def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]) -> HeadSums:
+    """Sums the weights of one batch; `members` says which of `GROUPS` groups of images each image is in."""
     images, _, heads, _, keys = call.weights.shape
     unbiased = images / max(images - 1, 1)
     level = 2.0 ** -round(log2(keys))  # the power of two nearest to 1/keys
 
     def by_group(of_images: Float[Tensor, "images *numbers"]) -> Float64[Tensor, "groups *numbers"]:
-        sizes = (groups, *of_images.shape[1:])
+        sizes = (GROUPS, *of_images.shape[1:])
         total = of_images.new_zeros(sizes, dtype=torch.float64)
         return total.index_add_(0, members, of_images.double())
 
@@ -178,8 +181,8 @@ def sum_heads(
         if pairs.valid is not None:
             shifted *= pairs.valid
         apart = shifted - shifted.mean(dim=0)
-        of_heads["absolute"].append(_by_displacement(size, pairs, members, groups))
-        of_heads["centred"].append(_by_displacement(shifted, pairs, members, groups))
+        of_heads["absolute"].append(_by_displacement(size, pairs, members))
+        of_heads["centred"].append(_by_displacement(shifted, pairs, members))
         of_heads["entropies"].append(by_group(_total(_entropies(size))))
         of_heads["squares"].append(by_group(sum_squares(shifted)))
         of_heads["over_images"].append(by_group(sum_squares(apart) * unbiased))
@@ -235,13 +238,12 @@ def _by_displacement(
     weights: Float[Tensor, "images groups rows cols"],
     pairs: Pairs,
     members: Int64[Tensor, " images"],
-    groups: int,
 ) -> Float64[Tensor, "all_groups displacements"]:
     """Adds up the weights of each displacement over the images of each group."""
     present, group_of_image = members.unique(return_inverse=True)
     sums = weights.new_zeros(len(present), *weights.shape[1:])
     sums.index_add_(0, group_of_image, weights)
     values = sums.double().flatten(1)
-    total = values.new_zeros(groups, len(pairs.counts))
+    total = values.new_zeros(GROUPS, len(pairs.counts))
     total[present] = pairs.by_displacement(values, pairs.bins.flatten().expand_as(values))
     return total

@@ -63,7 +63,9 @@ def jackknife(others: Shaped[Tensor, "groups *statistics"]) -> Float64[Tensor, "
     return variance.sqrt()
 
 
-def explained(squares: Float64[Tensor, "2 images"], groups: int, least: float = 0.0) -> Estimate:
+def explained(
+    squares: Float64[Tensor, "2 images"], groups: int = GROUPS, least: float = 0.0
+) -> Estimate:
     """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of images.
 
     `squares` are the squared errors of a model and the totals, those of a trivial one. R² is nan unless totals are more

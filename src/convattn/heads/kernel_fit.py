@@ -43,7 +43,7 @@ class KernelFit:
     def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
         if self.logs is None:
-            total = fitted.map(lambda part: part.sum(dim=0))
+            total = fitted.total()
             self.mass = total.by_displacement.sum(dim=1) / (total.images * pairs.queries)
             self.logs, settled = fit_logs(total, pairs)
             self.unsettled = int((~settled).sum())
@@ -57,7 +57,7 @@ class KernelFit:
         of_heads = torch.stack(squares).unflatten(0, (-1, 2))
         self.squares = torch.cat([self.squares, of_heads], dim=2)
 
-    def estimate(self, head: int, groups: int) -> Estimate:
+    def estimate(self, head: int) -> Estimate:
         """Returns R² of a head on the images scored.
 
         It is 0 for weights that describe the head no better than uniform attention.
@@ -65,7 +65,7 @@ class KernelFit:
         if self.logs is None:
             return Estimate(nan, nan)
         least = _FLAT * float(self.mass[head]) ** 2
-        return explained(self.squares[head], groups, least)
+        return explained(self.squares[head], least=least)
 
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""

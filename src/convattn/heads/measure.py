@@ -6,14 +6,14 @@ from math import nan
 from operator import itemgetter
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.convolution_fit import ConvolutionFit
 from convattn.heads.head_report import HeadStatistics, LayerStatistics
 from convattn.heads.head_sums import HeadSums, Pairs, make_pairs, sum_heads
-from convattn.heads.jackknife import GROUPS, Estimate, jackknife
+from convattn.heads.jackknife import Estimate, jackknife
 from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import AttentionCall
 from convattn.wording import ITSELF
@@ -58,7 +58,7 @@ class LayerMeasure:
         known = (layer.pairs for layer in others if layer.pairs.layout.equals(call.layout))
         self.pairs = next(known, None) or make_pairs(call.layout, call.name or ITSELF)
         nothing = replace(call, weights=call.weights[:0], inputs=None, outputs=None, allowed=None)
-        self.sums = sum_heads(nothing, self.pairs, torch.arange(0), GROUPS)
+        self.sums = sum_heads(nothing, self.pairs, torch.arange(0))
         self.kernels = KernelFit()
         self.convolution = ConvolutionFit(call.layout.grid, kernel_size)
         self.normalised = True
@@ -81,7 +81,7 @@ class LayerMeasure:
             )
         if held_out:
             self.kernels.score(call, self.pairs, self.sums)
-        added = sum_heads(call, self.pairs, members, GROUPS)
+        added = sum_heads(call, self.pairs, members)
         if not bool(torch.isfinite(added.squares).all()):
             raise ArgumentError(
                 f"images must give finite attention, but weights of {name} are not finite"
@@ -114,7 +114,7 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     """
     pairs = layer.pairs
     kernels = layer.kernels
-    total = layer.sums.map(lambda part: part.sum(dim=0))
+    total = layer.sums.total()
     totals = (total, *_without_each_group(layer.sums))
     hardest = torch.stack([_hardest(sample, pairs) for sample in totals])
     hard = hardest[0]
@@ -122,20 +122,27 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     inside = pairs.within(radius or 0)
     shown = inside[:0] if radius is None else inside
     distance, effective_positions = pairs.everywhere_alike
-    directions = _Directions(total, pairs)
+    steps = pairs.displacements
+    axes = steps.shape[1]
+    side = _LargestPart(torch.cat([steps < 0, steps > 0], dim=1), total)
+    line = _LargestPart(steps.abs() < _SAME, total)
+    one_cell = torch.eye(axes, dtype=torch.int64)
+    sides = torch.cat([-one_cell, one_cell])[side.numbers]
     samples = []
     for sample in totals:
         numbers = _head_numbers(sample, pairs, hard, inside)
-        numbers |= directions.shares(sample)
+        numbers["side_share"] = side.share(sample)
+        numbers["line_share"] = line.share(sample)
+        if axes == 1:
+            numbers["line_share"].fill_(nan)
         numbers["evenness"] = numbers["effective_positions"] / effective_positions
         numbers["nearness"] = 1 - numbers["distance"] / distance
         samples.append(numbers)
     weights = total.by_displacement[:, shown] / (total.images * pairs.counts[shown])
     prefix_weights = total.prefix / (total.images * pairs.queries)
     prefix_maps = total.prefix_maps / total.images
-    values = {name: [sample[name] for sample in samples] for name in samples[0]}
-    along_axes = torch.stack(values.pop("shift")).unbind(2)
-    shifts = [_estimates([*axis]) for axis in along_axes]
+    values = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    shifts = [_estimates(axis) for axis in values.pop("shift").unbind(2)]
     values["shift_invariance"] = _without_bias(values["shift_invariance"])
     estimates = {name: _estimates(of_samples) for name, of_samples in values.items()}
     shift_errors = jackknife(hard_shifts[1:]).tolist()
@@ -148,50 +155,35 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
                 shift=tuple(axis[head] for axis in shifts),
                 hard_shift=tuple(hard_shifts[0, head].tolist()),
                 hard_shift_error=tuple(shift_errors[head]),
-                side=directions.side(head),
-                line=int(directions.lines[head]),
+                side=tuple(sides[head].tolist()),
+                line=int(line.numbers[head]),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
                 prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
                 kernel=tuple(weights[head].tolist()),
                 position_kernel=kernels.kernel(head, shown),
-                position_score=kernels.estimate(head, GROUPS),
+                position_score=kernels.estimate(head),
                 **numbers,
             )
         )
-    return LayerStatistics(int(total.images), tuple(heads), layer.convolution.estimate(GROUPS))
+    return LayerStatistics(int(total.images), tuple(heads), layer.convolution.estimate())
 
 
-class _Directions:
-    """The side and the line of each head that get most of its attention on all images.
+class _LargestPart:
+    """The part of all displacements that gets most of a head's attention on all images.
 
     Attributes:
-        lines: The axis across the line of each head: 0 for its row, 1 for its column.
+        numbers: Which of the parts it is, for each head.
     """
 
-    def __init__(self, total: HeadSums, pairs: Pairs) -> None:
-        """Finds side and line of each head from the sums over all images."""
-        steps = pairs.displacements
-        self._axes = steps.shape[1]
-        self._to_sides = torch.cat([steps < 0, steps > 0], dim=1).double()
-        self._on_lines = (steps.abs() < _SAME).double()
-        self._sides = (total.absolute @ self._to_sides).argmax(dim=1)
-        self.lines = (total.absolute @ self._on_lines).argmax(dim=1)
+    def __init__(self, parts: Bool[Tensor, "displacements parts"], total: HeadSums) -> None:
+        """Finds it from the sums over all images."""
+        self._parts = parts.double()
+        self.numbers = (total.absolute @ self._parts).argmax(dim=1)
 
-    def shares(self, sums: HeadSums) -> dict[str, Float64[Tensor, " heads"]]:
-        """Returns the shares of attention on each head's side and line, from sums over some images."""
-        mass = sums.absolute.sum(dim=1)
-        on_side = (sums.absolute @ self._to_sides).gather(1, self._sides[:, None])[:, 0]
-        on_line = (sums.absolute @ self._on_lines).gather(1, self.lines[:, None])[:, 0]
-        if self._axes == 1:
-            on_line = torch.full_like(on_line, nan)
-        return {"side_share": on_side / mass, "line_share": on_line / mass}
-
-    def side(self, head: int) -> tuple[int, ...]:
-        """Returns the side of a head: −1 or 1 along one axis, 0 along the others."""
-        number = int(self._sides[head])
-        side = [0] * self._axes
-        side[number % self._axes] = -1 if number < self._axes else 1
-        return tuple(side)
+    def share(self, sums: HeadSums) -> Float64[Tensor, " heads"]:
+        """Returns its share of each head's attention, from sums over some images."""
+        attention = sums.absolute @ self._parts
+        return attention.gather(1, self.numbers[:, None])[:, 0] / sums.absolute.sum(dim=1)
 
 
 def _head_numbers(
@@ -246,29 +238,25 @@ def _hardest(sums: HeadSums, pairs: Pairs) -> Int64[Tensor, " heads"]:
 
 
 def _without_each_group(sums: HeadSums) -> list[HeadSums]:
-    """Returns the sums over all groups but one, for each that has images; none if there is only one."""
-    present = (sums.images > 0).nonzero()[:, 0].tolist()
-    if len(present) < 2:
-        return []
+    """Returns the sums over all groups but one, for each that has images."""
     others = sums.map(lambda part: part.sum(dim=0) - part)
-    return [others.map(itemgetter(left)) for left in present]
+    return [others.map(itemgetter(left)) for left in sums.images.nonzero()[:, 0].tolist()]
 
 
-def _estimates(values: list[Float64[Tensor, " heads"]]) -> list[Estimate]:
+def _estimates(values: Float64[Tensor, "samples heads"]) -> list[Estimate]:
     """Makes an estimate for each head of a statistic of all images, followed by those without each group."""
-    whole = values[0].tolist()
-    errors = jackknife(torch.stack(values)[1:]).tolist()
-    return [Estimate(*pair) for pair in zip(whole, errors, strict=True)]
+    errors = jackknife(values[1:])
+    return [*map(Estimate, values[0].tolist(), errors.tolist())]
 
 
-def _without_bias(values: list[Float64[Tensor, " heads"]]) -> list[Float64[Tensor, " heads"]]:
+def _without_bias(values: Float64[Tensor, "samples heads"]) -> Float64[Tensor, "samples heads"]:
     """Takes from the statistic of all images the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
 
     Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
     a share of about displacements / (pairs × images), which is larger than the standard error.
     """
-    groups = len(values) - 1
+    whole, *others = values
+    groups = len(others)
     if groups >= 2:
-        mean = torch.stack(values[1:], -1).mean(-1)
-        values = [groups * values[0] - (groups - 1) * mean, *values[1:]]
-    return values
+        whole = groups * whole - (groups - 1) * torch.stack(others, -1).mean(-1)
+    return torch.stack([whole, *others])
