@@ -74,8 +74,14 @@ def test_maps_are_means_over_images_and_have_to_be_there(without_type_checks):
         assert torch.equal(one[name], maps[name])
         lows = [low[name].mean(0).float() for low in roundings(attention_maps, network, x)]
         assert_within_budget(maps[name][0], weights.mean(0), lows)
-    for wrong in (None, 3, torch.tensor(0.0), {}, {"x": 3}):
-        with pytest.raises(ArgumentError, match="images must be a batch of images"):
+    assert torch.equal(mean_maps(network, [*x])[name], maps[name])
+    mistakes = (
+        (None, "be a tensor, a list of single images"),
+        (torch.tensor(0.0), "be a batch, whose first axis numbers the images"),
+        ({"x": x, "y": x[:3]}, "hold a batch of each input, all as long"),
+    )
+    for wrong, expected in mistakes:
+        with pytest.raises(ArgumentError, match=f"images must {expected}"):
             mean_maps(network, wrong)
 
 

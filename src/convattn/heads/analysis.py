@@ -125,7 +125,7 @@ def analyze(
             if name == SHUFFLED:
                 first = next(iter(runs[MEASURED].layers.values()))
                 grid = first.pairs.layout.grid
-                if _ONLY not in inputs.by_name or not can_shuffle(inputs.shape, grid):
+                if ONLY not in inputs.by_name or not can_shuffle(inputs.shape, grid):
                     notes.append(f"{SHUFFLED}: {inputs.shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
@@ -165,7 +165,7 @@ def _require(kernel_size: int, controls: Any) -> None:
             raise UnknownNameError("control", name, CONTROLS)
 
 
-_ONLY = ""
+ONLY = ""
 """Name of the input of a network that has one."""
 
 
@@ -180,7 +180,7 @@ class Images:
 
     def __init__(self, images: Any) -> None:
         """Takes a batch, single images, or batches by name; raises ArgumentError for anything else."""
-        self.by_name = {_ONLY: images}
+        self.by_name = {ONLY: images}
         counts: dict[str, int | None] = {}
         if isinstance(images, Mapping):
             self.by_name = dict(images)
@@ -345,7 +345,7 @@ class Run:
         kind = type(watcher.model).__name__
         add = partial(self._add_call, Counter(), members, held_out)
         try:
-            watcher.run(batch.get(_ONLY, batch), add)
+            watcher.run(batch.get(ONLY, batch), add)
         except Exception as error:
             if not lacks_memory(error):
                 raise

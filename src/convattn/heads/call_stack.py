@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, takewhile
 from math import prod
@@ -137,19 +137,12 @@ def with_parents(names: Iterable[str]) -> set[str]:
     return every
 
 
-@final
-@dataclass(frozen=True)
-class ImageSize:
-    """Hook that refuses images of another size, where no convolution tells the grid that a network cuts them into."""
-
-    sizes: tuple[int, ...]
-
-    def __call__(
-        self, _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
-        """Raises ShapeError for other sizes."""
-        seen = [part for part in (*arguments, *named.values()) if isinstance(part, Tensor)]
-        require_sizes(self.sizes, tuple(seen[0].shape[2:]), "of {} pixels")
+def require_pixels(
+    measured: tuple[int, ...], _module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    """Refuses, as a hook, images of another size, where no convolution tells the grid that a network cuts them into."""
+    seen = [part for part in (*args, *named.values()) if isinstance(part, Tensor)]
+    require_sizes(measured, tuple(seen[0].shape[2:]), "of {} pixels")
 
 
 def require_sizes(

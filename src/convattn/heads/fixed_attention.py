@@ -15,7 +15,7 @@ from convattn.heads.families.attention_class import CallContext
 from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
-from convattn.heads.products import EXCLUDED, Product
+from convattn.heads.products import Product
 
 
 @final
@@ -196,10 +196,7 @@ class FixedAttention(nn.Module):
         if layout is not None and layout.allowed is not None:
             allowed = allowed & layout.allowed.to(out.device)
         if product.mask is not None:
-            mask = product.mask
-            if mask.dtype != torch.bool:
-                mask = mask > EXCLUDED
-            allowed = allowed & by_group(mask.expand(product.shape)).any(2)
+            allowed = allowed & by_group(product.mask.expand(product.shape)).any(2)
         values = by_group(product.inputs[-1])
         own = None  # unless the module computed weights, for each image, which it may return
         if product.factor is None and 0 not in product.inputs[0].stride():

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, must_be_a
+from convattn.heads.analysis import ONLY, Images
 from convattn.heads.head_sums import has_positions
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -60,7 +60,7 @@ _AT_ONCE = 4
 
 def mean_maps(
     model: nn.Module,
-    images: Tensor | Mapping[str, Tensor],
+    images: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     *,
     layers: str | Sequence[str] | None = None,
 ) -> dict[str, Float[Tensor, "groups heads queries keys"]]:
@@ -68,14 +68,14 @@ def mean_maps(
 
     Args:
         model: The network.
-        images: A batch of what it is called with, or a batch of each input by the name of the argument.
+        images: A batch or a list of single ones, or a batch of each input by the name of the argument, as in `analyze`.
         layers: Names or patterns of the layers, as in `analyze`; None for all that can be read.
 
     Returns:
         The mean weights of each layer by its name, on the CPU.
 
     Raises:
-        ArgumentError: The images are no batch or do not fit the network, or no layer has such a name.
+        ArgumentError: There are no images, they differ in size or do not fit the network, or no layer has such a name.
         UnsupportedModelError: A layer cannot be read; it says which and why.
 
     Example:
@@ -84,19 +84,14 @@ def mean_maps(
         >>> mean_maps(vit, torch.randn(4, 3, 48, 48))["blocks.0.attn"].shape
         torch.Size([1, 3, 10, 10])
     """
-    inputs = images if isinstance(images, Mapping) else {"": images}
-    if not all(isinstance(batch, Tensor) and batch.ndim for batch in inputs.values()) or not inputs:
-        expected = "a batch of images (Tensor), or a mapping from the name of each input to a batch"
-        raise ArgumentError(must_be_a("images", expected, images))
+    inputs = Images(images)
     sums: dict[str, Tensor] = {}
 
     def add(call: AttentionCall) -> None:
         total = call.weights.sum(0, dtype=torch.float64).cpu()
         sums[call.name] = sums.get(call.name, 0) + total
 
-    parts = [batch.split(_AT_ONCE) for batch in inputs.values()]
-    for batches in zip(*parts, strict=True):
-        batch = dict(zip(inputs, batches, strict=True))
-        watch(model, batch.get("", batch), add, layers=layers)
-    count = len(next(iter(inputs.values())))
-    return {name: (total / count).float() for name, total in sums.items()}
+    for start in range(0, inputs.count, _AT_ONCE):
+        batch = inputs.batch(range(start, min(start + _AT_ONCE, inputs.count)))
+        watch(model, batch.get(ONLY, batch), add, layers=layers)
+    return {name: (total / inputs.count).float() for name, total in sums.items()}

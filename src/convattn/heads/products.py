@@ -65,7 +65,7 @@ class Product:
     inputs: tuple[Tensor, ...]  # What it was computed from; the last are the values
     compute: Callable[..., Tensor]  # Computes the product from inputs, by another road
     weights: Callable[[], Tensor]  # Returns the weights, in at least float32
-    mask: Tensor | None  # What is added to the scores, or which pairs count
+    mask: Tensor | None  # Which pairs count; None if all
     rounding: float  # How far a weight may be off, as a share of itself
     factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
     by_hand: bool = False  # Whether the weights are made of exponentials, and not of a softmax
@@ -123,6 +123,10 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
     wide = torch.promote_types(q.dtype, torch.float32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
 
+    allowed = attn_mask
+    if allowed is not None and allowed.dtype != torch.bool:
+        allowed = allowed > EXCLUDED
+
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = attn_mask
         if mask is not None and mask.ndim == q.ndim:
@@ -137,7 +141,7 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
         inputs=(q, k, v),
         compute=compute,
         weights=weights,
-        mask=attn_mask,
+        mask=allowed,
         rounding=torch.finfo(wide).eps,
         factor=factor,
     )

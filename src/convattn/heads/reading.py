@@ -49,7 +49,7 @@ from convattn.heads.layout import (
     times,
 )
 from convattn.heads.operations import Operations
-from convattn.heads.products import EXCLUDED, UNPROVED, Product, Proof, prove
+from convattn.heads.products import UNPROVED, Product, Proof, prove
 from convattn.layers import RelativeAttention
 from convattn.random_numbers import keep_random_state
 from convattn.structure import find_empty, full_name
@@ -356,12 +356,9 @@ def _with_mask(
     images are not added, but returned.
     """
     mask = product.mask
-    if layout.allowed is not None or mask is None:
+    if layout.allowed is not None or mask is None or bool(mask.all()):
         return layout, None
-    left = mask if mask.dtype == torch.bool else mask > EXCLUDED
-    if bool(left.all()):
-        return layout, None
-    pairs = by_group(left.broadcast_to(product.shape)).any(2).cpu()
+    pairs = by_group(mask.broadcast_to(product.shape)).any(2).cpu()
     if bool((pairs == pairs[:1]).all()):
         return layout.with_allowed(pairs[0]), None
     return layout, pairs

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan, nan
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft, require_network
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
-from convattn.heads.call_stack import CallStack, ImageSize, with_parents
+from convattn.heads.call_stack import CallStack, require_pixels, with_parents
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention, TokenLayer
@@ -218,7 +219,8 @@ def replace_heads(
             running.append(layer.name)
         placed = not {*chosen.values()} <= {*_ALIKE}
         if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
-            network.register_forward_pre_hook(ImageSize(report.image_shape[1:]), with_kwargs=True)
+            guard = partial(require_pixels, report.image_shape[1:])
+            network.register_forward_pre_hook(guard, with_kwargs=True)
         records += of_layer
     if refused and (named or not new_layers):
         listed = "\n".join(refused)
