@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
+from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
@@ -460,11 +461,13 @@ class Inputs:
 
 
 def watched_modules(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the modules that take hooks, by name: not scripted ones, nor those that attention layers read."""
+    """Yields the modules that take hooks, by name: not scripted ones, nor encodings and what attention layers read."""
     inner = set[nn.Module]()
     for module in network.modules():
         if isinstance(module, RelativeAttention):
             inner.update(part for part in module.modules() if part is not module)
+        elif isinstance(module, Encoding):
+            inner.update(module.modules())
     for name, module in network.named_modules():
         if module not in inner and not isinstance(module, torch.jit.ScriptModule):
             yield name, module

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.network_runs import watched_modules
 from convattn.errors import ShapeError
 from convattn.heads.catalogue import convolves
 from convattn.heads.families.attention_class import CallContext
@@ -88,19 +89,22 @@ class CallStack:
             )
         return fitting[0] if fitting else None
 
-    def follow(self, network: nn.Module, names: Collection[str]) -> ExitStack:
-        """Notes the calls of modules, and the sizes of all convolutions, until what is returned is closed."""
+    def follow(self, network: nn.Module, names: Collection[str] | None = None) -> ExitStack:
+        """Notes calls, and the sizes of convolutions, until what is returned is closed.
+
+        Calls are those of all modules, or of some by their names.
+        """
         hooks = ExitStack()
-        for name, module in network.named_modules():
+        for name, module in watched_modules(network):
             if convolves(module):
                 note = partial(self._note, name)
-                hooks.callback(module.register_forward_hook(note).remove)
-            if name in names:
+                hooks.enter_context(module.register_forward_hook(note))
+            if names is None or name in names:
                 enter = partial(self._enter, name)
                 before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-                hooks.callback(before.remove)
+                hooks.enter_context(before)
                 after = module.register_forward_hook(self._leave, always_call=True)
-                hooks.callback(after.remove)
+                hooks.enter_context(after)
         return hooks
 
     def _enter(

@@ -30,7 +30,7 @@ class KernelFit:
         logs: ln w(δ) of every head; None before the first images to score.
         unsettled: Number of heads whose weights are not yet those of maximum likelihood.
         mass: Mean attention of a query on positions.
-        squares: Squared errors of these weights, and of uniform attention, for each image scored.
+        squares: Squared errors of these weights, and of uniform attention, for each image of each batch scored.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class KernelFit:
         self.logs: Float64[Tensor, "heads displacements"] | None = None
         self.unsettled = 0
         self.mass: Float64[Tensor, " heads"] = torch.zeros(0)
-        self.squares: Float64[Tensor, "heads 2 images"] = torch.zeros(0, 2, 0)
+        self.squares: list[Float64[Tensor, "heads 2 images"]] = []
 
     def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
@@ -47,15 +47,13 @@ class KernelFit:
             self.mass = total.by_displacement.sum(dim=1) / (total.images * pairs.queries)
             self.logs, settled = fit_logs(total, pairs)
             self.unsettled = int((~settled).sum())
-            self.squares = self.mass.new_zeros(len(self.mass), 2, 0)
         squares = []
         for head, logs in enumerate(self.logs):
             attention = attention_on_grid(call, pairs, head)
             for shares in (pairs.shared_out(logs), pairs.uniform):
                 weights = (self.mass[head] * shares).to(attention.dtype)
                 squares.append(sum_squares(attention - weights))
-        of_heads = torch.stack(squares).unflatten(0, (-1, 2))
-        self.squares = torch.cat([self.squares, of_heads], dim=2)
+        self.squares.append(torch.stack(squares).unflatten(0, (-1, 2)))
 
     def estimate(self, head: int) -> Estimate:
         """Returns R² of a head on the images scored.
@@ -65,7 +63,8 @@ class KernelFit:
         if self.logs is None:
             return Estimate(nan, nan)
         least = _FLAT * float(self.mass[head]) ** 2
-        return explained(self.squares[head], least=least)
+        squares = torch.cat(self.squares, dim=2)
+        return explained(squares[head], least=least)
 
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""

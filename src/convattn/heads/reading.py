@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from convattn.budget import roundings
 from convattn.convert.network_runs import devices_of, read_arguments, without_modes
 from convattn.convert.surgery import require_network
-from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
 from convattn.heads.call_stack import CallStack
@@ -180,15 +179,6 @@ class Watcher:
         self._layers = layers_to_read(model, layers, without)
         self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
-        self._followed: set[str] = set()
-        inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
-        for name, module in model.named_modules():
-            if module in inside:
-                continue
-            if is_own(module) or isinstance(module, Encoding):
-                inside.update(module.modules())
-            if not isinstance(module, Encoding):
-                self._followed.add(name)
         self._paused = False  # While a layer is read, which may run modules again
         self._operations = Operations(self._note)
 
@@ -208,8 +198,8 @@ class Watcher:
         self._products = defaultdict[CallContext, list[_Seen]](list)
         with as_it_was(self.model), ExitStack() as watching:
             for layer in self._layers:
-                watching.callback(layer.register_forward_hook(self._attended).remove)
-            watching.enter_context(self._calls.follow(self.model, self._followed))
+                watching.enter_context(layer.register_forward_hook(self._attended))
+            watching.enter_context(self._calls.follow(self.model))
             watching.enter_context(self._operations)
             try:
                 self.model(*arguments.positional, **arguments.named)
