@@ -107,3 +107,10 @@ def test_a_network_of_two_towers_names_the_one_that_takes_images():
     assert len(attention_maps(decoding.encoder, words)) == 1
     report = analyze(network.vision_model, images, controls=(), progress=False)
     assert report.layers[0].grid == (5, 5)
+
+
+def test_what_a_processor_of_transformers_returns_is_read_as_a_dict():
+    network, inputs = build(), {"pixel_values": pixels()}
+    maps = attention_maps(network, transformers.BatchFeature(inputs))
+    for name, expected in attention_maps(network, inputs).items():
+        assert torch.equal(maps[name], expected), name

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import devices_of, read_arguments, without_modes
@@ -189,8 +188,7 @@ class Watcher:
     def run(self, images: Any, callback: Callable[[AttentionCall], None]) -> None:
         """Runs the model once, as `watch` does; if it raises, ArgumentError says on what."""
         arguments = read_arguments(self.model, images)
-        leaves = tree_leaves((arguments.positional, arguments.named))
-        tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
+        tensors = [x for x in arguments.tensors() if x.ndim]
         self._images = len(tensors[0]) if tensors else 0
         self._callback = callback
         self._raised: BaseException | None = None
