@@ -147,7 +147,6 @@ def along_each_axis(case, keys, maps, *tables):
 
 ROADS = (matrices_first, reference, divided_last, axis_by_axis, along_each_axis)
 PATHS = {"separable": separable, "dense": dense, "fourier": fourier}
-every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 
 
 def gradients(compute, case, values):
@@ -205,15 +204,3 @@ def test_gradients_are_those_of_the_definition(case, dtype):
             assert_within_budget(
                 result, *expected, f"{kind}: gradient of {name}", sums=sums.get(name)
             )
-
-
-@every_path
-def test_some_inputs_may_need_no_gradient(path):
-    case = CASES[1]
-    values = inputs(case, torch.float64)
-    (_, *hi), *lows = (gradients(road, case, values) for road in (reference, *ROADS))
-    for number, (exact, *several) in enumerate(zip(hi, *(low[1:] for low in lows), strict=True)):
-        leaves = [value.detach().requires_grad_(n == number) for n, value in enumerate(values)]
-        y = path(case, *leaves)
-        (alone,) = torch.autograd.grad(y, leaves[number], numbers(*y.shape, seed=2))
-        assert_within_budget(alone, exact, several)

@@ -108,17 +108,6 @@ def test_matrices_are_applied_per_head_and_keep_the_grid():
     assert_within_budget(combine_heads(mixed, maps), hi, roundings(one_by_one, mixed, maps))
 
 
-def test_dropped_weights_are_right_on_average():
-    """The mean of n draws is off by at most four standard errors; each draw leaves out or scales by 1/(1 − p)."""
-    torch.manual_seed(0)
-    weights, keys, maps = torch.full((1, 1, 4), 0.25), torch.eye(4)[None], torch.eye(4)[None]
-    draws = torch.stack([attend(weights, keys, maps, dropout=0.25).flatten() for _ in range(500)])
-    assert set(draws.unique().tolist()) == {0.0, (0.25 * torch.tensor(4 / 3)).item()}
-    standard_error = 0.25 * math.sqrt(0.25 / 0.75 / draws.numel())
-    assert abs(draws.mean().item() - 0.25) < 4 * standard_error
-    assert torch.equal(attend(weights, keys, maps), attend(weights, keys, maps, dropout=0.0))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_content_score_has_its_terms(shared):
     """((q + u)·k + q·r) / √width, number by number."""

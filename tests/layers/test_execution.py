@@ -15,7 +15,7 @@ from torch.func import functional_call
 from convattn.budget import assert_within_budget, references
 from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
-from convattn.functional import fourier
+from convattn.functional import fourier, separable
 from convattn.functional.shift import ShiftPath
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.layers.relative import Plan
@@ -113,12 +113,13 @@ def test_heads_far_apart_are_not_one_kernel():
     assert far.plan((1, 3, 61)).path == "separable"
 
 
-@pytest.mark.parametrize("path", ["separable", "dense", "reference"])
+@pytest.mark.parametrize("path", ["separable", "dense", "fourier", "reference"])
 @pytest.mark.parametrize(
     "wanted", ["x", "values.weight", "encoding.centres", "encoding.root_sharpness"]
 )
-def test_a_gradient_alone_is_the_one_among_all(path, wanted):
-    """Gradients that are not wanted are not made; the others are the same."""
+def test_a_gradient_alone_is_the_one_among_all(path, wanted, monkeypatch):
+    """Gradients that are not wanted are not made; the others are the same, in tiles too."""
+    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     layer, x = hard_layer(sharpness=0.3), images(5, 7)
     layer.impl = path
 
