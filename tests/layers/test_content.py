@@ -1,10 +1,7 @@
 """Content scores against the four terms written as loops, and the gate against its formula."""
 
-import math
-
 import pytest
 import torch
-from tests.encodings.formula_cases import FORMULAS, small_encoding
 from torch.nn.utils import prune
 
 from convattn.budget import budget, roundings
@@ -13,44 +10,8 @@ from convattn.errors import ArgumentError
 from convattn.functional.reference import content_scores, gated_weights
 from convattn.layers import (
     Content,
-    RelativeAttention1d,
     RelativeAttention2d,
 )
-
-
-def test_scores_are_the_four_terms_of_transformer_xl():
-    """Dai et al. 2019, §3.3, as loops over heads, queries and keys; the position bias is the encoding's own score."""
-    torch.manual_seed(0)
-    heads, width, size = 2, 3, 5
-    encoding = small_encoding("learned_axial", heads, 1).double()
-    layer = RelativeAttention1d(
-        4, 7, num_heads=heads, encoding=encoding, content=Content(key_width=width)
-    ).double()
-    with torch.no_grad():
-        layer.content.content_bias.normal_()
-    x = torch.randn(2, 4, size, dtype=torch.float64)
-    scores = torch.empty(2, heads, size, size, dtype=torch.float64)
-    for image in range(2):
-        for head in range(heads):
-            part = slice(head * width, (head + 1) * width)
-            w_query, w_key = layer.content.query.weight[part], layer.content.key.weight[part]
-            u, w_position = layer.content.content_bias[head], layer.content.position[head]
-            for q in range(size):
-                for k in range(size):
-                    r = FORMULAS["learned_axial"].features(
-                        encoding, torch.tensor([[k - q]]).double()
-                    )[0]
-                    content_content = (w_query @ x[image, :, q]) @ (w_key @ x[image, :, k])
-                    content_position = (w_query @ x[image, :, q]) @ (w_position @ r)
-                    content_bias = u @ (w_key @ x[image, :, k])
-                    position_bias = FORMULAS["learned_axial"].score(
-                        encoding, torch.tensor([[k - q]]).double()
-                    )[head, 0]
-                    sum_of_three = content_content + content_position + content_bias
-                    scores[image, head, q, k] = sum_of_three / math.sqrt(width) + position_bias
-    expected = scores.exp() / scores.exp().sum(-1, keepdim=True)
-    error = (layer.attention(x) - expected).abs().max()
-    assert error <= 100 * torch.finfo(torch.float64).eps
 
 
 @pytest.mark.parametrize(

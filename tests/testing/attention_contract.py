@@ -6,14 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from jaxtyping import Float
 from tests.testing.dense import as_dtype, dense_attention, dense_scores, dense_weights
 from torch import Tensor
 
 from convattn.budget import Sums, assert_within_budget, references, roundings
-from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
 from convattn.testing.contracts import Formula, stir
 
@@ -242,19 +240,6 @@ class AttentionContract:
         kept = x.clone()
         self.made(**GEOMETRIES["spread"])(x)
         assert torch.equal(x, kept)
-
-    def test_other_channels_are_refused(self) -> None:
-        expected = r"x must be of shape \(batch, 3, [a-z, ]+\), but is"
-        for channels in (2, 4):
-            with pytest.raises(ShapeError, match=expected):
-                self.made()(self.images(channels=channels))
-
-    def test_other_dtypes_are_refused(self) -> None:
-        with pytest.raises(
-            ArgumentError,
-            match=r"x must be of the weights' dtype torch.float32, but is torch.float64",
-        ):
-            self.made()(self.images(dtype=torch.float64))
 
 
 def _call(layer: RelativeAttention, x: Tensor) -> Tensor:
