@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.testing.convolutions import assert_convolves, convolve
 from torch import nn
-from torch.nn import functional as F
 
 from convattn.budget import budget, roundings
 from convattn.convert import conv_to_attention
@@ -30,32 +29,6 @@ def images(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
         dtype
     )
-
-
-@pytest.mark.parametrize("kernel_size", [3, (2, 5)])
-def test_unpadded_hard_attention_equals_replicate_padding(kernel_size):
-    """Where a head's centre is outside the image, the nearest pixel inside gets all of its attention (theory §3)."""
-    conv, x = (
-        drawn(nn.Conv2d(3, 5, kernel_size, padding="same", padding_mode="replicate")),
-        images(2, 3, 7, 11),
-    )
-    made, _ = conv_to_attention(conv)
-    unpadded = RelativeAttention2d(3, 5, num_heads=made.num_heads, encoding=made.encoding)
-    unpadded.values, unpadded.bias = made.values, made.bias
-    assert unpadded.geometry.keeps_grid
-    weights = unpadded.attention((7, 11))
-    assert weights.unique().tolist() == [0, 1]
-    assert_convolves(unpadded(x), conv, x)
-
-
-def test_explicit_zero_padding_equals_zero_padding():
-    """Padded pixels are keys of value zero; a head centred on one gives it all its attention."""
-    conv, x = drawn(nn.Conv2d(3, 5, 3, padding=1)), images(2, 3, 7, 11)
-    layer, _ = conv_to_attention(conv)
-    assert layer.attention((7, 11)).shape == (9, 7, 11, 9, 13)
-    bare, _ = conv_to_attention(drawn(nn.Conv2d(3, 5, 3)))
-    assert torch.equal(layer(x), bare(F.pad(x, (1, 1, 1, 1))))
-    assert_convolves(layer(x), conv, x)
 
 
 @pytest.mark.parametrize(
@@ -101,18 +74,6 @@ def test_soft_heads_are_held_in_single_precision_at_least(dtype):
     assert certificate.sharpness == pytest.approx(5.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("transposed", [False, True])
-def test_half_precision(dtype, transposed):
-    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
-    conv = drawn(kind(6, 10, 3, stride=2, padding=1, groups=2)).to(dtype)
-    layer, _ = conv_to_attention(conv)
-    for path in ("reference", "separable", "dense"):
-        layer.impl = path
-        x = images(2, 6, 7, 11, dtype=dtype)
-        assert_convolves(layer(x), conv, x, path)
-
-
 def test_device_mode_and_the_convolution_itself_are_kept():
     conv = nn.Conv2d(3, 5, 3).eval()
     before = copy.deepcopy(conv.state_dict())
@@ -128,14 +89,6 @@ def test_many_terms_for_a_few_outputs_round_as_matrix_products_of_that_shape_do(
         torch.manual_seed(seed)
         _, certificate = conv_to_attention(nn.Conv2d(128, 8, 3, padding=1))
         assert certificate.verdict == "exact"
-
-
-def test_large_images_keep_hard_heads_hard():
-    """Scores reach α‖δ‖² ≈ 10⁸ here; the weights stay zero and one."""
-    conv, x = drawn(nn.Conv1d(1, 1, 3, padding=1)), images(1, 1, 997)
-    layer, _ = conv_to_attention(conv)
-    assert layer.attention((997,)).unique().tolist() == [0, 1]
-    assert_convolves(layer(x), conv, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
