@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from jaxtyping import Float
 from tests.testing.dense import as_dtype, dense_attention, dense_scores, dense_weights
 from torch import Tensor
 
 from convattn.budget import Sums, assert_within_budget, references, roundings
+from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention
 from convattn.testing.contracts import Formula, stir
 
@@ -154,6 +156,17 @@ class AttentionContract:
         hi = self.dense(as_dtype(layer, torch.float64), x.double())
         lows = self.roads(as_dtype(layer, dtype, encoding=torch.float32), x.to(dtype))
         assert_within_budget(y, hi, lows)
+
+    def test_autocast_leaves_float64_as_it_is(self) -> None:
+        layer, x = self.made().double(), self.images(dtype=torch.float64)
+        there, images = self.on_device(layer, x)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            y = there(images)
+            message = r"^x must be of the weights' dtype torch\.float64, but"
+            with pytest.raises(ArgumentError, match=message):
+                there(images.float())
+        with torch.no_grad():
+            assert_within_budget(y.detach(), self.dense(layer, x), self.roads(layer, x))
 
     def test_gradients_are_those_of_the_definition(self) -> None:
         layer, x = self.made().train(), self.images()
