@@ -99,11 +99,7 @@ def test_defaults_are_the_papers_sizes():
     ("key", "text", "value"),
     [
         ("optim.learning_rate", "1", 1.0),
-        ("training.epochs", "7", 7),
-        ("data.flip", "true", True),
         ("data.flip", "False", False),
-        ("data.crop_border", "reflect", "reflect"),
-        ("optim.algorithm", "sgd", "sgd"),
     ],
 )
 def test_override_is_read_as_the_type_of_its_key(key, text, value):

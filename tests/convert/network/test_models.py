@@ -11,7 +11,7 @@ from tests.convert.network.network_cases import (
 )
 from torch import nn
 
-from convattn import load_network, network_to_attention, network_to_conv, save_network
+from convattn import network_to_attention, network_to_conv
 from convattn.convert.calls import AttendedCalls
 from convattn.errors import UnsupportedModelError
 from evidence.sweep.randomise import randomise
@@ -132,24 +132,6 @@ def test_networks_of_sound_there_and_back(name):
     assert not there.left_alone
     assert not back.left_alone
     assert len(there.layers) == len(back.layers) == len(convolutions(made))
-
-
-def test_convolutions_that_pad_by_size_come_back(tmp_path):
-    network = nn.Sequential(
-        timm.layers.Conv2dSame(3, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 4, 3)
-    ).eval()
-    x, other = images(2, 3, 17, 24), images(1, 3, 32, 19)
-    attention, _ = network_to_attention(network, images=x)
-    made, certificate = network_to_conv(attention, images=x)
-    assert certificate.verdict == "exact"
-    assert not certificate.left_alone
-    assert type(made[0]) is timm.layers.Conv2dSame
-    assert torch.equal(made[0].weight, network[0].weight)
-    assert torch.equal(made(other), network(other))
-    loaded = load_network(save_network(made, tmp_path / "made"), model=network)
-    assert torch.equal(loaded(other), made(other))
-    again, _ = network_to_attention(made, images=x)
-    assert torch.equal(again(other), attention(other))
 
 
 @pytest.mark.parametrize("borders", ["plain", "exact"])
