@@ -32,7 +32,7 @@ from convattn.layers import (
     ids=lambda value: str(value) if isinstance(value, Content) else "",
 )
 def test_terms_have_the_parameters_they_need(content, parameters):
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=content)
+    layer = RelativeAttention2d(4, 6, num_heads=2, content=content)
     assert {name for name, _ in layer.content.named_parameters()} == parameters
 
 
@@ -44,9 +44,7 @@ def test_position_is_left_out_where_the_encoding_has_no_features():
 
 def test_key_width_is_the_channels_of_a_head_and_at_least_one():
     for channels, heads, width in ((8, 2, 4), (2, 3, 1)):
-        layer = RelativeAttention2d(
-            channels, 6, num_heads=heads, encoding="quadratic", content=True
-        )
+        layer = RelativeAttention2d(channels, 6, num_heads=heads, content=True)
         assert layer.content.query.out_features == heads * width
 
 
@@ -64,9 +62,7 @@ def test_raw_positions_are_the_same_for_all_heads():
 
 def test_a_bias_of_the_keys_changes_nothing():
     torch.manual_seed(0)
-    layer = RelativeAttention2d(
-        4, 6, num_heads=2, encoding="quadratic", content=Content(key_bias=True)
-    ).double()
+    layer = RelativeAttention2d(4, 6, num_heads=2, content=Content(key_bias=True)).double()
     x = torch.randn(1, 4, 3, 5, dtype=torch.float64)
     before = layer.attention(x)
     with torch.no_grad():
@@ -80,7 +76,7 @@ def test_a_bias_of_the_keys_changes_nothing():
 def test_pruning_takes_effect(place, name):
     torch.manual_seed(0)
     layer, x = (
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True).eval(),
+        RelativeAttention2d(4, 6, num_heads=2, content=True).eval(),
         torch.randn(2, 4, 3, 5),
     )
     module = layer.content.get_submodule(place)
@@ -95,7 +91,7 @@ def test_pruning_takes_effect(place, name):
 @pytest.mark.parametrize("place", ["query", "key"])
 def test_hooks_on_queries_and_keys_run(place):
     layer, x = (
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
+        RelativeAttention2d(4, 6, num_heads=2, content=True),
         torch.randn(2, 4, 3, 5),
     )
     before = layer(x)
@@ -110,7 +106,7 @@ def test_hooks_on_queries_and_keys_run(place):
 
 def test_hooks_that_would_be_ignored_are_refused():
     layer, x = (
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
+        RelativeAttention2d(4, 6, num_heads=2, content=True),
         torch.randn(2, 4, 3, 5),
     )
     layer.content.register_forward_hook(lambda _, __, y: 2 * y)
@@ -152,7 +148,7 @@ def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
 
 
 def test_gate_starts_at_one_and_learns():
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", gate="sigmoid")
+    layer = RelativeAttention2d(4, 6, num_heads=2, gate="sigmoid")
     assert torch.equal(layer.gate, torch.ones(2))
     layer(torch.randn(1, 4, 3, 5)).square().sum().backward()
     assert (layer.gate.grad != 0).all()
@@ -160,13 +156,9 @@ def test_gate_starts_at_one_and_learns():
 
 @pytest.mark.parametrize("content", [False, True])
 def test_a_gate_mixes_content_alone_with_position_unless_told_otherwise(content):
-    layer = RelativeAttention2d(
-        4, 6, num_heads=2, encoding="quadratic", content=content, gate="sigmoid"
-    )
+    layer = RelativeAttention2d(4, 6, num_heads=2, content=content, gate="sigmoid")
     assert layer.content_terms == Content(position=False, content_bias=False)
-    own = RelativeAttention2d(
-        4, 6, num_heads=2, encoding="quadratic", content=Content(key_width=3), gate="sigmoid"
-    )
+    own = RelativeAttention2d(4, 6, num_heads=2, content=Content(key_width=3), gate="sigmoid")
     assert own.content_terms == Content(key_width=3)
 
 
@@ -190,9 +182,7 @@ QUADRATIC = {
 
 def quadratic_layer(name, dtype):
     torch.manual_seed(0)
-    layer = RelativeAttention2d(
-        4, 6, num_heads=3, encoding="quadratic", impl="quadratic", stride=2, **QUADRATIC[name]
-    )
+    layer = RelativeAttention2d(4, 6, num_heads=3, impl="quadratic", stride=2, **QUADRATIC[name])
     with torch.no_grad():
         layer.encoding.centres.normal_(0, 3)
         for parameter in layer.content.parameters():

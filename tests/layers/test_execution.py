@@ -157,14 +157,11 @@ def test_queries_that_would_lose_digits_are_computed_exactly(monkeypatch):
 def test_narrow_heads_take_values_first():
     torch.manual_seed(0)
     layer, x = (
-        RelativeAttention2d(64, 64, num_heads=8, encoding="quadratic", head_width=2),
+        RelativeAttention2d(64, 64, num_heads=8, head_width=2),
         images(5, 7, channels=64),
     )
     assert layer.plan(x.shape).order == "values"
-    assert (
-        RelativeAttention2d(64, 64, num_heads=8, encoding="quadratic").plan(x.shape).order
-        == "weights"
-    )
+    assert RelativeAttention2d(64, 64, num_heads=8).plan(x.shape).order == "weights"
     assert_within_budget(layer(x), *by_reference(layer, x))
 
 

@@ -9,12 +9,11 @@ from functools import partial
 import pytest
 import torch
 from tests.layers.layer_cases import by_reference, hard_layer, images
-from tests.testing.convolutions import convolve
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from convattn.budget import assert_within_budget, references
+from convattn.budget import assert_within_budget
 from convattn.encodings import LinearDistance, Shift
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.layers import RelativeAttention2d
@@ -82,9 +81,7 @@ def test_shifts_that_are_replaced_are_seen_at_once():
     layer.encoding = Shift(
         9, 2, displacements=[[-row, -col] for row, col in layer.encoding.displacements]
     )
-    conv = nn.Conv2d(3, 5, 3, padding=1)
-    conv.load_state_dict({"weight": layer.values.weight.flip(2, 3), "bias": layer.bias})
-    hi, lows = references(convolve, conv, x)
+    hi, lows = by_reference(layer, x)
     assert_within_budget(layer(x), hi, lows)
     with pytest.raises(AssertionError, match="above the budget"):
         assert_within_budget(first, hi, lows)
@@ -158,9 +155,7 @@ def test_the_path_is_checked_when_it_is_assigned():
 def test_the_geometry_is_fixed():
     layer = hard_layer()
     with pytest.raises(AttributeError):
-        layer.geometry = RelativeAttention2d(
-            3, 5, num_heads=9, encoding="quadratic", stride=2
-        ).geometry
+        layer.geometry = RelativeAttention2d(3, 5, num_heads=9, stride=2).geometry
 
 
 def held(layer):

@@ -35,10 +35,8 @@ def test_factored_values_have_the_rank_of_their_width_in_each_group(groups):
 
 
 def test_layers_hold_merged_or_factored_values():
-    assert isinstance(
-        RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic").values, MergedValues
-    )
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", head_width=3, groups=2)
+    assert isinstance(RelativeAttention2d(3, 5, num_heads=2).values, MergedValues)
+    layer = RelativeAttention2d(4, 6, num_heads=2, head_width=3, groups=2)
     assert isinstance(layer.values, FactoredValues)
     assert (layer.values.value.shape, layer.values.output.shape) == ((2, 6, 2), (2, 6, 3))
 
