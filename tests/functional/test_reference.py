@@ -12,7 +12,7 @@ from convattn.functional import (
     attention_weights,
     displacement_scores,
 )
-from convattn.functional.reference import combine_heads, content_scores, position_weights
+from convattn.functional.reference import content_scores, position_weights
 from convattn.grid import Axis
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
@@ -94,18 +94,6 @@ def test_attention_is_a_sum_over_heads_keys_and_channels(groups, per_image):
     given = weights, keys, maps
     hi = by_loops(*(tensor.double() for tensor in given))
     assert_within_budget(attend(*given, groups), hi, roundings(matrices_first, *given))
-
-
-def test_matrices_are_applied_per_head_and_keep_the_grid():
-    mixed, maps = numbers(2, 3, 4, 5, 7), numbers(3, 6, 4, seed=1)
-
-    def one_by_one(mixed, maps):
-        return sum(
-            torch.tensordot(maps[h], mixed[:, h], dims=([1], [1])).movedim(0, 1) for h in range(3)
-        )
-
-    hi = one_by_one(mixed.double(), maps.double())
-    assert_within_budget(combine_heads(mixed, maps), hi, roundings(one_by_one, mixed, maps))
 
 
 @pytest.mark.parametrize("shared", [False, True])
