@@ -32,6 +32,19 @@ def images(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
+    "conv",
+    [nn.Conv1d(2, 3, 5), nn.Conv2d(2, 3, (3, 5)), nn.ConvTranspose2d(2, 3, (3, 2), stride=2)],
+    ids=repr,
+)
+def test_one_head_per_tap_centred_on_it(conv):
+    layer, certificate = conv_to_attention(conv)
+    assert layer.num_heads == certificate.heads == math.prod(conv.kernel_size)
+    weights = layer.attention((5,) * layer.dims)
+    assert weights.unique().tolist() == [0, 1]
+    assert (weights.flatten(-layer.dims).sum(-1) == 1).all()
+
+
+@pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
 )
 def test_by_default_heads_are_hard(dtype):
