@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.definition import attend_at
 from benchmarks.record import Check
-from convattn.budget import LEAST_ROUNDINGS, rounded_differently, rounding_budget, roundings
+from convattn.budget import LEAST_ROUNDINGS, budget, rounded_differently, roundings
 from convattn.layers import RelativeAttention
 
 _QUERIES = 64
@@ -128,7 +128,7 @@ def judge(
         )
     checks = []
     for name, exact in hi.items():
-        allowed = rounding_budget(exact, [low[name] for low in lows])
+        allowed = budget(exact, [low[name] for low in lows])
         fits = actual[name].shape == exact.shape and actual[name].numel() > 0
         error = (actual[name].double() - exact).abs().max().item() if fits else torch.inf
         checks.append(Check(passed=error <= allowed, worst=name, error=error, allowed=allowed))

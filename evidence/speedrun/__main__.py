@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from convattn.heads.head_snapshots import HeadSnapshot
-from convattn.lab.figures import head_layers
+from convattn.lab.figures import draw_heads
 from convattn.lab.tables import markdown_table
 from evidence.results import PAGES, new_parser
 from evidence.speedrun.centres import attention_on_taps, distances_moved, taps_with_a_centre
@@ -107,7 +107,7 @@ def main() -> None:
     start, end = study("speedrun/headline").of("speedrun")[0].ends()
     title = "heads before and after training"
     file = PAGES / "speedrun-headline-attention.png"
-    head_layers([file], start + end, title=title, columns=len(end))
+    draw_heads([file], start + end, title=title, columns=len(end))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Where the heads of runs have their centres, and what chance gives."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from statistics import fmean as mean
 from typing import Any
@@ -9,10 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy import stats
+from torch import nn
 
 from convattn import load_network
 from convattn.heads import HeadSnapshot
-from evidence.results import ROOT
+from evidence.results import EVIDENCE, ROOT
 from evidence.speedrun.operations import network_of, sides_of
 from evidence.studies import Layers, Study, TrainedRun
 
@@ -255,12 +257,6 @@ def at_taps(study: Study, label: str, epoch: int) -> list[int]:
     return [int(taps_of_all(layers)) for layers in study.centres(label, epoch)]
 
 
-def expected_taps(study: Study, label: str, epoch: int) -> list[str]:
-    """Words the mean number of taps that have a centre by chance, of each run."""
-    runs = study.centres(label, epoch)
-    return [f"{by_chance(layers, taps_of_all)[0]:.1f}" for layers in runs]
-
-
 def radii(study: Study, label: str, epoch: int) -> list[float]:
     """Lists the mean distance of a centre from the pixel that looks, of each run after an epoch, in pixels."""
     runs = study.centres(label, epoch)
@@ -284,18 +280,51 @@ def together(study: Study, label: str, epoch: int | None = None) -> Layers:
     return list(chain.from_iterable(runs))
 
 
-def table_peaks(network: str) -> Layers:
-    """Reads where the axial tables of a network of the folder `pretrained` have the highest score for each head.
+SEEDS_OF_PLAN = 5
+"""Runs for which the plan's rule is written."""
+
+PEAKS = "peaks.json"
+"""File beside the record of a run, with what `table_peaks` returns for it."""
+
+
+def table_peaks(network: nn.Module) -> Layers:
+    """Reads where the axial tables of a network have the highest score for each head.
 
     Of the displacements −3 to 3 along each axis, half of the 8 patches: most queries see these.
     """
     displacements = torch.arange(-3.0, 4)
     layers = []
-    for block in load_network(ROOT / "pretrained" / network).blocks:
+    for block in network.blocks:
         encoding = block.mixer.encoding
         scores = [encoding.axis_score(axis, displacements) for axis in range(2)]
         layers.append(torch.stack([score.argmax(-1) - 3.0 for score in scores], -1).numpy())
     return layers
+
+
+def peaks_before_plan() -> Layers:
+    """Returns the peaks in the network of one seed that was seen before the plan."""
+    return table_peaks(load_network(ROOT / "pretrained" / "sa-learned-medium"))
+
+
+def peaks_of_plan() -> dict[str, Layers]:
+    """Reads the peaks in the finished runs of the plan, by seed."""
+    runs = {}
+    for file in sorted((EVIDENCE / "encodings" / "taps").glob(f"*/{PEAKS}")):
+        layers = json.loads(file.read_text(encoding="utf-8"))
+        seed = file.parent.name.rpartition("-")[2]
+        runs[seed] = [np.array(layer, dtype=float) for layer in layers]
+    return runs
+
+
+def tables_in_words(runs: Collection[Layers]) -> str:
+    """Says how many runs of the plan have finished, and what its rule says of them once all have."""
+    if len(runs) < SEEDS_OF_PLAN:
+        have = "have" if len(runs) != 1 else "has"
+        return f"{len(runs)} of {SEEDS_OF_PLAN} {have} finished, and the rule is for all of them"
+    first = [layers[0] for layers in runs]
+    if beside_chance(first, draws=DRAWS, draw=shuffled) == "above chance":
+        return "learned tables form the kernel in layer 1"
+    return "that learned tables form the kernel is not shown"
 
 
 def steadily(shares: Sequence[str]) -> str:

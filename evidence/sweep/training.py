@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils._pytree import tree_leaves
 
 from convattn import network_to_conv
-from convattn.budget import Sums, rounding_budget, roundings
+from convattn.budget import Sums, budget, roundings
 from convattn.convert.network_runs import (
     Arguments,
     copy_network,
@@ -132,14 +132,14 @@ def train_beside(built: Built, attention: nn.Module) -> dict[str, Any]:
     rows, moved, apart, missed = [], 0.0, 0.0, 0.0
     names = [name for name in start if name in returned]
     for name in names:
-        rounding = rounding_budget(exact[name].double(), [run[name] for run in runs])
+        rounding = budget(exact[name].double(), [run[name] for run in runs])
         rows.append(_row(name, returned[name], exact[name], rounding))
         moved = max(moved, _apart(after[name], start[name]))
         apart = max(apart, _apart(returned[name], after[name]))
         missed = max(missed, _row(name, source.before[name], exact[name], rounding)["share"])
     losses = reference.losses
     sums = Sums(reference.terms, losses).floor(torch.float32).max().item()
-    rounding = rounding_budget(losses, [low.losses.float() for low in lows])
+    rounding = budget(losses.double(), [low.losses.float() for low in lows])
     of_losses = _row("losses", learned.losses, losses, max(sums, rounding))
     worst = max(rows, key=itemgetter("share"), default=of_losses)
     return {

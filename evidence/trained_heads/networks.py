@@ -248,8 +248,7 @@ _BETWEEN = "GSYDARVTLWN"
 
 def heavy_chains(work: Path, count: int) -> list[str]:
     """Makes human heavy chains of 120 residues, each once: a V gene, residues at random, a J gene of abnumber."""
-    name, version, file = _GERMLINES
-    path = packaged_weights.fetch(name, version, work) / file
+    path = packaged_weights.fetch(_GERMLINES, work)
     spec = importlib.util.spec_from_file_location("germlines", path)
     assert spec is not None
     assert spec.loader is not None

@@ -35,26 +35,30 @@ class Sums(NamedTuple):
         return torch.finfo(dtype).eps * math.sqrt(self.terms) * self.absolute.double().cpu()
 
 
-def rounding_budget(
-    hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]
-) -> float:
+def budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
     """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).
 
-    `hi` is the float64 reference. `lows` are `LEAST_ROUNDINGS` or more independent computations in the tested dtype, of
-    which the one farthest from `hi` counts.
+    Args:
+        hi: Reference in float64.
+        lows: Four or more independent computations in the tested dtype; the one farthest from `hi` counts.
+
+    Returns:
+        The budget, in units of the values; nan, within which no error is, unless all references are finite.
+
+    Raises:
+        AssertionError: There are fewer computations, or `hi` is not float64.
     """
     assert len(lows) >= LEAST_ROUNDINGS, (
         f"a budget needs {LEAST_ROUNDINGS} roundings or more, but has {len(lows)}"
     )
+    assert hi.dtype == torch.float64, f"hi must be float64, but is {hi.dtype}"
     if not hi.numel():
         return 0.0
     exact = hi.cpu()
-    spread = 0.0
-    for low in lows:
-        errors = (low.double().cpu() - exact).abs()
-        spread = max(spread, errors.max().item())
+    spreads = [(low.double().cpu() - exact).abs().max() for low in lows]
     last_digit = torch.finfo(lows[0].dtype).eps * exact.abs().max().item()
-    return 2 * (spread + last_digit)
+    explained = 2 * (torch.stack(spreads).max().item() + last_digit)
+    return explained if math.isfinite(explained) else math.nan
 
 
 def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
@@ -130,26 +134,6 @@ def _as_float64(item: Tensor | nn.Module) -> Tensor | nn.Module:
     return item.detach().double().requires_grad_(item.requires_grad)
 
 
-def budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
-    """Returns `rounding_budget`, after looking at what it is derived from.
-
-    Args:
-        hi: Reference in float64.
-        lows: Four or more independent computations in the tested dtype; the one farthest from `hi` counts.
-
-    Returns:
-        The budget, in units of the values.
-
-    Raises:
-        AssertionError: There are fewer computations, `hi` is not float64, or a reference is not finite.
-    """
-    if hi.dtype != torch.float64:
-        raise AssertionError(f"hi must be float64, but is {hi.dtype}")
-    if not all(torch.isfinite(values).all() for values in (hi, *lows)):
-        raise AssertionError("the references must be finite")
-    return rounding_budget(hi, lows)
-
-
 def assert_within_budget(
     actual: Shaped[Tensor, "..."],
     hi: Shaped[Tensor, "*shape"],
@@ -183,7 +167,10 @@ def assert_within_budget(
             raise AssertionError(f"{what}: shapes differ: {listed}")
         if actual.dtype != low.dtype:
             raise AssertionError(f"{what}: dtypes differ: {actual.dtype} against {low.dtype}")
-    allowed = torch.full(hi.shape, budget(hi, lows), dtype=torch.float64)
+    explained = budget(hi, lows)
+    if math.isnan(explained):
+        raise AssertionError(f"{what}: the references must be finite")
+    allowed = torch.full(hi.shape, explained, dtype=torch.float64)
     if sums is not None:
         floor = sums.floor(actual.dtype).expand(hi.shape)
         allowed = torch.maximum(allowed, floor)

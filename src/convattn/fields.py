@@ -110,19 +110,6 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
     return scalar
 
 
-def fits(value: object, hint: Any) -> bool:
-    """Returns whether a value is of the annotated type and within its range; an int counts as a float.
-
-    Example:
-        >>> fits(3, int), fits(True, int), fits(3, Annotated[float, Range(0, 1)])
-        (True, False, False)
-    """
-    try:
-        return read(hint, value) == value
-    except ArgumentError:
-        return False
-
-
 def explain(hint: Any) -> str:
     """Describes what `read` accepts, completing "must be …".
 

@@ -14,13 +14,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from time import sleep
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
 from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
 
 T = TypeVar("T")
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+"""A path, as callers give it."""
 
 _MARK = ".convattn"
 """Ending of the names of our hidden folders."""

@@ -62,9 +62,7 @@ def write_sealed(
     Files of these names in the folder are replaced, the configuration last. Raises UnsupportedModelError if a tensor
     holds NaN or has a dtype that the format lacks, and WriteError if the files cannot be written.
     """
-    plain = _plain(tensors)
-    _require_numbers(plain)
-    _write_tensors(folder / WEIGHTS, plain)
+    _write_tensors(folder / WEIGHTS, _plain(tensors))
     digests = {WEIGHTS: file_sha256(folder / WEIGHTS)}
     if certificate is not None:
         digests[CERTIFICATE] = file_sha256(certificate.save(folder / CERTIFICATE))
@@ -213,25 +211,22 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies tensors to the CPU, each to a memory of its own, as the format needs them."""
-    plain = {}
-    for name, tensor in tensors.items():
-        plain[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return plain
+    """Copies tensors to the CPU, each to a memory of its own, as the format needs them.
 
-
-def _require_numbers(tensors: Mapping[str, Tensor]) -> None:
-    """Raises UnsupportedModelError if tensors hold NaN, and names them."""
-    wrong = []
+    Raises UnsupportedModelError if tensors hold NaN, and names them.
+    """
+    plain, wrong = {}, []
     for name, tensor in tensors.items():
-        values = tensor
+        values = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        plain[name] = values
         if tensor.is_floating_point() and tensor.element_size() == 1:
-            values = tensor.float()  # torch has no isnan for floating-point numbers of 8 bits
+            values = values.float()  # torch has no isnan for floating-point numbers of 8 bits
         if values.isnan().any():
             wrong.append(name)
     if wrong:
         verb = "holds" if len(wrong) == 1 else "hold"
         raise UnsupportedModelError(f"{some(wrong)} {verb} NaN")
+    return plain
 
 
 def _config_digest(config: Mapping[str, Any]) -> str:

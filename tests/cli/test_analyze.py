@@ -220,7 +220,7 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
     for arguments, message in {
         f"timm:resnet18 --random-weights {folder}": "attention",
         f"{SOURCE} --images {images} -o {made}": "--output must be new or empty",
-        f"{SOURCE} {folder} --limit 0": "--limit: must be at least 1, but is 0",
+        f"{SOURCE} {folder} --limit 0": "--limit: must be an integer of at least 1, but is '0'",
         f"{SOURCE} {folder} --layer x": "layers must be a pattern that matches attention layers",
         f"{SOURCE} {folder} --kernel-size 2": "--kernel-size must be odd",
         f"timm:vit_tiny_patch16_224 {folder}": "exactly one of --weights FILE, --pretrained and",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from convattn.cli.network_options import NetworkOptions, read_value
+from convattn.cli.network_options import NetworkOptions, read_values
 from convattn.errors import ArgumentError, DeviceError
 
 VALUES = {
@@ -16,10 +16,10 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize(("text", "value"), VALUES.items())
-def test_a_value_is_json_or_else_text(text, value):
-    assert read_value(text) == value
-    assert type(read_value(text)) is type(value)
+def test_values_are_json_or_else_text():
+    values = read_values([f"{text}={text}" for text in VALUES], "--set")
+    assert values == VALUES
+    assert list(map(type, values.values())) == list(map(type, VALUES.values()))
 
 
 def test_a_network_is_moved_to_the_device():

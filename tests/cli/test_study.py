@@ -89,7 +89,7 @@ def test_failing_runs_are_named_with_their_last_line(untrained, capsys):
             "--grid model.heads=2 --grid model.heads=3",
             "--grid must be given once for each key, with all of its values",
         ),
-        ("--workers 0", "must be at least 1, but is 0"),
+        ("--workers 0", "must be an integer of at least 1, but is '0'"),
         ("--baseline resnet", "unknown baseline 'resnet'"),
     ],
 )

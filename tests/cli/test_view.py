@@ -126,10 +126,13 @@ def test_a_network_of_timm_on_pictures_beside_its_converted_copy():
 
 
 MISTAKES = {
-    "limit": (f"{SMALL} --limit 0", "Invalid value for --limit: must be at least 1, but is 0"),
+    "limit": (
+        f"{SMALL} --limit 0",
+        "Invalid value for --limit: must be an integer of at least 1, but is '0'",
+    ),
     "no images": (f"{SMALL} --images missing", "--images must be a folder or a file that"),
     "kernel size": (f"{SMALL} --kernel-size 5", "--kernel-size needs --compare converted"),
-    "layer": (f"{SMALL} --layer stages.9", "unknown layer 'stages.9'"),
+    "layer": (f"{SMALL} --layer stages.9", "attention layers in the network, for instance"),
     "another network": (
         f"{SMALL} --compare convattn:cifar10-smal",
         "did you mean 'cifar10-small'",

@@ -4,6 +4,7 @@ import json
 from statistics import mean, stdev
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from tests.lab.run_cases import few_digits
@@ -16,7 +17,9 @@ from convattn.lab import train
 from convattn.layers import RelativeAttention2d
 from evidence.encodings import __main__ as encodings
 from evidence.encodings.__main__ import accuracies, deciding, drawn, measure, moved
-from evidence.studies import spread, study
+from evidence.encodings.taps import __main__ as taps
+from evidence.speedrun.centres import PEAKS, tables_in_words
+from evidence.studies import read_run, spread, study
 from evidence.values import difference_table, family
 
 RECIPES = ["sa-learned", "sa-distance", "sa-quadratic", "convnet"]
@@ -146,3 +149,32 @@ def test_pixels_seen_are_the_exponential_of_the_entropy(runs):
         entropy = torch.special.entr(weights).sum(-1).mean(1)
         (value,) = seen["sa-quadratic"]["end"][run.seed]
         assert value == pytest.approx(entropy.exp().mean().item(), rel=1e-5)
+
+
+def test_finished_runs_of_the_plan_come_with_the_peaks_of_their_tables(
+    runs, place, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(taps, "FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", ["taps", str(place)])
+    taps.main()
+    for run in runs.of("sa-learned"):
+        kept = tmp_path / run.folder.name
+        assert read_run(kept).record == run.record
+        encoding = load_network(run.folder).blocks[0].mixer.encoding
+        near = torch.cartesian_prod(torch.arange(-3.0, 4), torch.arange(-3.0, 4))
+        highest = near[encoding(near).argmax(1)].int()  # of the sums over both axes
+        assert json.loads((kept / PEAKS).read_text()) == [highest.tolist()]
+        assert not [*kept.glob("*.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "words"),
+    [
+        ([(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)], "learned tables form"),
+        ([(3, 3)] * 9, "is not shown"),
+    ],
+)
+def test_the_rule_of_the_plan_is_for_all_its_runs(peaks, words):
+    run = [np.array(peaks, dtype=float)]
+    assert words in tables_in_words([run] * 5)
+    assert tables_in_words([run]) == "1 of 5 has finished, and the rule is for all of them"

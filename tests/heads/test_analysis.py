@@ -309,7 +309,7 @@ MISTAKES = {
     "no images": (noise(0, 6, 5, 6), {}, "images must be at least one"),
     "a file name": ("images", {}, r"images\[0\] must be a tensor, but is of type str"),
     "one number": (torch.zeros(3), {}, "images must be a batch"),
-    "nothing": (torch.zeros(3, 6, 0, 6), {}, "at least one value each"),
+    "nothing": (torch.zeros(3, 6, 0, 6), {}, r"images\[0\] must be of at least one value, but"),
     "numbers": ([1, 2], {}, r"images\[0\] must be a tensor"),
     "array": ([IMAGE, IMAGE.numpy()], {}, r"\[1\] must be a tensor, .* type ndarray"),
     "sparse": (IMAGE[None].to_sparse(), {}, r"images\[0\] must be dense, but is"),

@@ -151,7 +151,7 @@ def saved_and_loaded(network):
 
 
 COPIES = {"made": lambda network: network, "copied": copy.deepcopy, "saved": saved_and_loaded}
-REFUSAL = "images must be cut into 4 x 4 patches, .* but these are cut into {} x {}"
+REFUSAL = "images must be cut into 4 × 4 patches, .* but these are cut into {} × {}"
 
 
 @pytest.mark.parametrize("kind", COPIES)
@@ -183,7 +183,7 @@ def test_the_grid_is_that_of_the_tower_of_the_replaced_heads():
     assert outputs(both["text"], words()).shape == (2, 11, 15)
     outputs(one["image"], cut(MEASURED))
     with pytest.raises(
-        ShapeError, match=r"tokens must be 17 \(1 prefix and 4 x 4 positions\), .* 26"
+        ShapeError, match=r"tokens must be 17 \(1 prefix and 4 × 4 positions\), .* 26"
     ):
         one["image"].blocks[0].attn(torch.zeros(1, 26, 18))
     for made in (one, both):
@@ -238,7 +238,7 @@ def test_a_checkpoint_computes_a_layer_again_on_the_grid_it_had():
         gradients.append(attention_of(made, report.layers[0].name).means.kernel.grad)
     assert torch.equal(*gradients)
     loss = sum(made(cut(grid)).sum() for grid in (*grids, (7, 3)))
-    with pytest.raises(ShapeError, match="images of 3 x 7 and 7 x 3 patches cannot be told apart"):
+    with pytest.raises(ShapeError, match="images of 3 × 7 and 7 × 3 patches cannot be told apart"):
         loss.backward()
 
 
@@ -249,7 +249,7 @@ def test_a_part_of_the_network_is_guarded_too():
     made, _ = with_a_head_replaced(classifier)
     around = nn.Sequential(made.beit)
     around(cut(MEASURED))
-    with pytest.raises(ShapeError, match="but these are of a grid of 2 x 8"):
+    with pytest.raises(ShapeError, match="but these are of a grid of 2 × 8"):
         made.beit(cut((2, 8)), interpolate_pos_encoding=True)
 
 
@@ -262,7 +262,7 @@ def test_a_network_that_cuts_images_by_no_convolution_refuses_those_of_another_s
     assert len(record.replaced) == 1
     outputs(made, cut(MEASURED))
     for change in COPIES.values():
-        with pytest.raises(ShapeError, match=r"images must be of 16 x 16 pixels, .* are of 8 x 32"):
+        with pytest.raises(ShapeError, match=r"images must be of 16 × 16 pixels, .* are of 8 × 32"):
             change(made)(x=cut((2, 8)))
     other = replace(report, layers=(replace(report.layers[0], grid_source="stem"),))
     with pytest.raises(ArgumentError, match="this network, but this one has no layer 'stem'"):

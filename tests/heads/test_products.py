@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.heads import products
-from convattn.heads.products import fused_product
+from convattn.heads.products import fused_product, prove
 from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one, watch
 from convattn.layers import RelativeAttention2d
 
@@ -244,3 +244,8 @@ def test_two_threads_that_read_at_once_leave_the_flags_of_the_process():
     assert all(step.softmaxes == 9 for step in steps)
     assert [step.met for step in steps] == [[before]] * 2
     assert flags() == before
+
+
+def test_roundings_that_overflow_prove_nothing():
+    proof = prove(torch.ones(2).double(), [torch.full((2,), torch.inf)] * 4, torch.ones(2))
+    assert not proof.error <= proof.budget

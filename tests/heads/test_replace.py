@@ -183,7 +183,7 @@ def test_the_little_that_a_prefix_token_leaves_is_not_rounded_away():
     nn.init.constant_(attention.prefix_shares, 0.999)
     values = torch.ones(1, 3, 36, 6, dtype=torch.bfloat16)
     values[:, :, 0] = 0
-    y = attention._by_displacement(values, (5, 7))[:, :, 1:]
+    y = attention._averaged(values[:, 0], values, (5, 7))[:, :, 1:]
     assert (y.double() - 0.001).abs().max() <= 0.001 * 2 * torch.finfo(torch.bfloat16).eps
 
 

@@ -99,11 +99,9 @@ def test_mistakes_are_told(network, report, message, without_type_checks):
 
 def other_report(network, report):
     """Calls with a report of another network, or one that contradicts itself, by the message."""
-    twice = replace(report, layers=(report.layers[0], report.layers[0]))
     rope = with_layer(report, kind="timm.layers.attention.AttentionRope")
     return {
         "have layers": (network, replace(report, layers=())),
-        "name each layer once": (network, twice),
         "be of this network, but this one has no layer 'blocks.0.attn'": (
             torchvision_vit(),
             report,

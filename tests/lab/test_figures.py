@@ -8,12 +8,8 @@ from PIL import Image
 
 from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.heads import HeadSnapshot
-from convattn.lab.figures import (
-    FORMATS,
-    head_layers,
-    head_paths,
-)
-from convattn.lab.paper_figures import QueryMaps, accuracy_curves, attention_grid
+from convattn.lab.figures import FORMATS, draw_heads
+from convattn.lab.paper_figures import accuracy_curves, attention_grid
 
 RANDOM = np.random.default_rng(0)
 LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
@@ -46,20 +42,20 @@ def panels():
     }
 
 
-def query_maps():
-    return [QueryMaps("middle", (2, 3), [RANDOM.random((heads, 5, 7)) for heads in (3, 2)])]
+def attention_maps():
+    return [RANDOM.random((1, heads, 5, 7)) for heads in (3, 2)]
 
 
 DRAWINGS = {
-    "head_layers": lambda path: head_layers([path], snapshots()[:2], title="heads"),
-    "head_paths": lambda path: head_paths(
-        [path], several_moments(), several_moments()[1:], title="ways"
+    "layers": lambda path: draw_heads([path], snapshots()[:2], title="heads"),
+    "paths": lambda path: draw_heads(
+        [path], several_moments()[1:], title="ways", trace=several_moments()
     ),
     "accuracy_curves": lambda path: accuracy_curves([path], panels(), title="curves"),
     "attention_grid": lambda path: attention_grid(
-        [path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))
+        [path], attention_maps(), [(2, 3)], title="maps", image=RANDOM.random((10, 14, 3))
     ),
-    "moments": lambda path: head_layers([path], snapshots(), title="moments", columns=2),
+    "moments": lambda path: draw_heads([path], snapshots(), title="moments", columns=2),
 }
 
 
@@ -80,7 +76,7 @@ def test_same_figure_has_same_bytes_in_every_format(tmp_path):
     snapshot = snapshots()[1]
     first, second = ([tmp_path / f"{name}.{form}" for form in FORMATS] for name in "ab")
     for paths in (first, second):
-        head_layers(paths, [snapshot], title="heads")
+        draw_heads(paths, [snapshot], title="heads")
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes(), other.suffix
 
@@ -96,7 +92,7 @@ def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
 
     monkeypatch.setattr(patches, "Ellipse", Spy)
     centre = np.array([[1.0, -2.0]])
-    head_layers([tmp_path / "figure.png"], [HeadSnapshot(0, 0, 0, centre, LEANING[None])], title="")
+    draw_heads([tmp_path / "figure.png"], [HeadSnapshot(0, 0, 0, centre, LEANING[None])], title="")
     points = np.random.default_rng(0).multivariate_normal(
         centre[0], np.linalg.inv(LEANING), size=4000
     )
@@ -127,22 +123,21 @@ def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
 
 def test_nothing_to_draw_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
-        head_layers([tmp_path / "figure.png"], [], title="")
-    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
-        head_paths([tmp_path / "figure.png"], [], [], title="")
+        draw_heads([tmp_path / "figure.png"], [], title="")
 
 
 def test_moments_are_named_by_epochs_or_steps(tmp_path):
-    head_paths([tmp_path / "figure.svg"], several_moments(), several_moments(), title="ways")
+    moments = several_moments()
+    draw_heads([tmp_path / "figure.svg"], moments, title="ways", trace=moments)
     drawn = (tmp_path / "figure.svg").read_text()
     for name in ("start", "step 5 of 20", "step 10 of 20", "step 15 of 20", "epoch 2"):
-        assert f"<!-- {name} -->" in drawn
+        assert f"<!-- layer 1: {name} -->" in drawn
 
 
 def test_heads_in_one_place_share_a_label(tmp_path):
     centres = np.array([[0, 0], [0.1, -0.2], [2, 2], *[[1, 1]] * 4])
     one = HeadSnapshot(0, 0, 0, centres, np.stack([LEANING] * 7))
-    head_layers([tmp_path / "figure.svg"], [one], title="heads")
+    draw_heads([tmp_path / "figure.svg"], [one], title="heads")
     drawn = (tmp_path / "figure.svg").read_text()
     labels = ["1+2", "3", "4 heads"]
     assert [label for label in (*labels, "6", "7") if f"<!-- {label} -->" in drawn] == labels

@@ -64,10 +64,8 @@ def test_run_cut_off_ends_with_the_same_bits(run, monkeypatch, tmp_path):
 
 def test_it_shows_in_no_table_of_test_accuracies(run):
     found = find_runs(run[0])
-    assert found.finished == ()
-    assert (
-        "the run measured held-out training images, not the test images" in found.unreadable[0][1]
-    )
+    assert found.finished == []
+    assert "the run measured held-out training images, not the test images" in found.unreadable[0]
 
 
 def test_recipes_without_it_are_as_before():

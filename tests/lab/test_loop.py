@@ -1,4 +1,3 @@
-import dataclasses
 import io
 import json
 import math
@@ -157,16 +156,6 @@ def test_batch_larger_than_the_data_is_refused():
         match=r"training.batch_size must be from 1 \(processes\) to 5 \(training images\)",
     ):
         train(tiny_recipe(), data=tiny_data(train=5), progress=False)
-
-
-def test_border_that_does_not_fit_the_images_is_refused_before_a_folder_is_made(tmp_path):
-    recipe = tiny_recipe()
-    data = dataclasses.replace(recipe.data, crop_padding=6, crop_border="reflect")
-    wrong = dataclasses.replace(recipe, data=data)
-    message = r"^data\.crop_padding must be below 6, the images' shorter side, to reflect$"
-    with pytest.raises(RecipeError, match=message):
-        train(wrong, output=tmp_path / "run", data=tiny_data(), progress=False)
-    assert not (tmp_path / "run").exists()
 
 
 def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):

@@ -1,9 +1,10 @@
+from importlib import import_module
+
 import pytest
 import torch
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.lab import paper_figures
 from convattn.lab.paper_figures import mean_attention
 from convattn.models import AttentionNet, ConvNet
 
@@ -38,7 +39,7 @@ def by_hand(net, images):
 
 def test_content_maps_are_the_mean_over_images(monkeypatch):
     """Of two at a time."""
-    monkeypatch.setattr(paper_figures, "_IMAGES_AT_ONCE", 2)
+    monkeypatch.setattr(import_module("convattn.heads.mean_maps"), "_AT_ONCE", 2)
     net, images = (
         network(content=True),
         torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
@@ -48,7 +49,7 @@ def test_content_maps_are_the_mean_over_images(monkeypatch):
     for maps, high, *lows in zip(found, highs, *roundings(by_hand, net, images), strict=True):
         for number, (row, col) in enumerate(QUERIES):
             hi, *los = (item[:, :, row, col].mean(0) for item in (high, *lows))
-            assert_within_budget(torch.from_numpy(maps[number]).float(), hi, los)
+            assert_within_budget(torch.from_numpy(maps[number]), hi, los)
 
 
 def test_mean_is_not_that_of_one_image():

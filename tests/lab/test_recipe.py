@@ -138,9 +138,11 @@ def test_file_that_is_not_text_is_refused(tmp_path):
         load_recipe(tmp_path / "mine.toml")
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_values_are_checked_in_python_as_well():
     with pytest.raises(RecipeError, match=r"learning_rate must be a number above 0, but is -1\.0"):
         OptimRecipe(learning_rate=-1.0)
+    assert StepsRecipe(milestones=[2, 5]).milestones == (2, 5)
 
 
 @pytest.mark.parametrize(

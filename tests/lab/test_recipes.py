@@ -117,7 +117,7 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
         ("training = 3", "training must be a table, but is 3"),
         (
             "[scales.tny.data]\nflip = true",
-            "unknown key 'scales.tny': did you mean 'tiny'",
+            "unknown scale 'tny': did you mean 'tiny'",
         ),
         ("[scales]\ntiny = 3", r"scales\.tiny must be a table, but is 3"),
         (

@@ -28,14 +28,14 @@ def test_runs_are_found_two_folders_deep_and_no_deeper(runs, tmp_path):
     (tmp_path / "notes.txt").write_text("no run")
     found = find_runs(tmp_path)
     assert [item.folder for item in found.finished] == [tmp_path / "a", tmp_path / "b/a"]
-    assert (found.unfinished, found.unreadable) == ((), ())
+    assert (found.unfinished, found.unreadable) == ([], [])
     assert [item.folder for item in find_runs(tmp_path / "a").finished] == [tmp_path / "a"]
 
 
 def test_runs_without_a_record_are_unfinished(run):
     (run / "record.json").unlink()
     found = find_runs(run.parent)
-    assert (found.finished, found.unfinished, found.unreadable) == ((), (run,), ())
+    assert (found.finished, found.unfinished, found.unreadable) == ([], [run], [])
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_runs_without_a_record_are_unfinished(run):
 )
 def test_damaged_records_are_unreadable_with_the_reason(run, content, reason):
     (run / "record.json").write_text(content)
-    ((folder, said),) = find_runs(run.parent).unreadable
-    assert folder == run
+    (said,) = find_runs(run.parent).unreadable
+    assert said.startswith(f"{run}: ")
     assert reason in said
 
 
 def test_record_without_accuracy_is_unreadable(run):
     change_record(run, results={"test_loss": 1.0})
-    ((_, said),) = find_runs(run.parent).unreadable
+    (said,) = find_runs(run.parent).unreadable
     assert said.endswith("the results have no test_accuracy: ['test_loss']")
 
 

@@ -16,7 +16,7 @@ from convattn.errors import CheckpointError, MissingDependencyError
 from convattn.lab import train, trainer
 from convattn.lab.augment import crop, mirror, views
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, ResNetRecipe
-from convattn.lab.trainer import Batches, Trainer, make_average, update_average
+from convattn.lab.trainer import Batches, Lookahead, Trainer
 from convattn.models import AttentionNet
 
 SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
@@ -39,7 +39,7 @@ def test_average_of_the_weights_is_what_is_tested_and_saved(tmp_path):
     trainer = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
     metrics = trainer.run_epoch()  # of five steps
     assert not torch.equal(trainer.result.head.weight, trainer.network.head.weight)
-    assert (metrics["test_loss"], metrics["test_accuracy"]) == trainer.evaluate(tiny_data().test)
+    assert (metrics["test_loss"], metrics["test_accuracy"]) == trainer.evaluate()
     record = train(recipe, output=tmp_path / "run", data=tiny_data(), progress=False)
     saved = load_network(tmp_path / "run")
     with torch.inference_mode():
@@ -211,7 +211,7 @@ def test_scores_of_views_are_averaged():
     right = (sum(scores).argmax(1) == data.test.labels).double().mean().item()
     found = made.summary()
     assert found["views_accuracy"] == right
-    assert found["views_loss"] != made.evaluate(made._test)[0]
+    assert found["views_loss"] != made.evaluate()[0]
     plain = dataclasses.replace(
         tiny_speed_recipe(), training=tiny_recipe().training, lookahead=None
     )
@@ -302,11 +302,11 @@ def followed(recipe, network):
 def test_lookahead_follows_its_formula(steps):
     look = LookaheadRecipe(steps=steps, decay=0.9)
     network = small_network()
-    average = make_average(network, look, TOTAL)
+    average = Lookahead(network, look, TOTAL)
     hi, lows = references(partial(followed, look), small_network())
     for step in range(1, TOTAL + 1):
         move(network, step)
-        update_average(average, network, look, step, TOTAL)
+        average.follow(network, step)
         found = torch.cat([value.flatten() for value in network.state_dict().values()])
         assert_within_budget(found, hi[step - 1].double(), [low[step - 1] for low in lows])
         if step % steps == 0 or step == TOTAL:
@@ -315,7 +315,3 @@ def test_lookahead_follows_its_formula(steps):
             ):
                 assert torch.equal(own, averaged)
     assert network[1].num_batches_tracked == TOTAL
-
-
-def test_no_average_is_made_unasked():
-    assert make_average(small_network(), None, TOTAL) is None

@@ -93,12 +93,12 @@ def test_a_backbone_is_not_fetched(monkeypatch):
             "unknown network 'ConvNets': did you mean 'ConvNet'",
         ),
         ("timm:resnet10t", {"widht": 3}, ArgumentError, "options must fit timm:resnet10t, .*widht"),
-        ("torchvision:resnet18", {"weights": 1}, ArgumentError, "but weights would fetch weights"),
+        ("torchvision:resnet18", {"weights": 1}, ArgumentError, "but weights would bring weights"),
         (
             "timm:resnet10t",
             {"pretrained": True},
             ArgumentError,
-            "but pretrained would read weights",
+            "but pretrained would bring weights",
         ),
     ],
 )

@@ -24,17 +24,7 @@ from convattn.cli.view import view
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError, UnknownNameError
 from convattn.files import FULL
 
-_FUNCTIONS = (
-    demo,
-    convert,
-    certify,
-    analyze,
-    view,
-    train,
-    study,
-    reproduce,
-    info,
-)
+_FUNCTIONS = (demo, convert, certify, analyze, view, train, study, reproduce, info)
 COMMANDS: Mapping[str, Callable[..., int]] = {command.__name__: command for command in _FUNCTIONS}
 """Every command by its name: a function of typed arguments that returns the exit code."""
 

@@ -12,10 +12,10 @@ from convattn.cli.network_options import (
     DEFAULTS,
     NetworkOptions,
     packages_of,
-    read_value,
+    read_values,
     require_network,
 )
-from convattn.cli.output import key_values, print_record
+from convattn.cli.output import print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be, require_packages
 
@@ -68,14 +68,15 @@ def certify(  # noqa: PLR0913 - the options of the command
     require_network(original)
     require_packages(**packages_of(original, other))
     images.check()
-    options = {key: read_value(text) for key, text in key_values(option, "--option").items()}
+    options = read_values(option, "--option")
     from convattn.convert import certify as compare
     from convattn.convert.certificate import CLOSE
 
     with one_thread(images.path is None):
-        load = network.loader([original, other])
-        loaded = load(original)
-        second: Any = load(other).network if Path(other).is_dir() else other
+        loaded = network.load(original)
+        second: Any = other
+        if Path(other).is_dir():
+            second = network.load(other, beside=[original]).network
         on = images.read(loaded)
         if on.random and tolerance is not None:
             raise ArgumentError(

@@ -1,18 +1,16 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOptions
 from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
-from convattn.cli.output import Output, WholeNumber, print_record
+from convattn.cli.output import Output, WholeNumber, print_record, require_absent
 from convattn.cli.threads import one_thread
 from convattn.errors import (
     ArgumentError,
     CheckpointError,
-    UnsupportedModelError,
     must_be,
     require_packages,
 )
@@ -81,14 +79,13 @@ def convert(  # noqa: PLR0913 - the options of the command
     Raises:
         ArgumentError: Two options exclude each other, or one has a wrong value.
     """
-    options: dict[str, Any]
-    to_attention = {"--sharpness": sharpness, "--content": content}
-    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders}
-    others, options = to_conv, {"sharpness": sharpness}
+    to_attention: dict[str, Any] = {"sharpness": sharpness, "content": content}
+    to_conv: dict[str, Any] = {"kernel_size": kernel_size, "mass": mass, "borders": borders}
+    options, others = to_attention, to_conv
     if to == "conv":
-        others = to_attention
-        options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
-    _require_absent(others, f"cannot be given with --to {to}")
+        options, others = to_conv, to_attention
+        options["borders"] = borders or "plain"
+    require_absent(others, f"cannot be given with --to {to}")
     if source.startswith("hf:"):
         raise ArgumentError(
             f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again"
@@ -100,12 +97,10 @@ def convert(  # noqa: PLR0913 - the options of the command
     if holds_layer:
         of_network = {"--include": include, "--exclude": exclude, "--content": content}
         of_network |= {**network.by_name(), **images.by_name()}
-        _require_absent(of_network, f"is for a network, and {source} holds a single layer")
+        require_absent(of_network, f"is for a network, and {source} holds a single layer")
     else:
         images.check()
         options |= {"include": include or None, "exclude": exclude or None}
-        if to == "attention":
-            options["content"] = content
     require_new_folder(output, "--output")
     require_packages(**packages_of(source))
     from convattn.convert.certificate import CLOSE
@@ -122,8 +117,13 @@ def convert(  # noqa: PLR0913 - the options of the command
     difference, is_different = certificate.difference, certificate.verdict == "different"
     is_small = difference is not None and tolerance is not None and difference <= tolerance
     if certificate.passed or (is_different and (allow_difference or is_small)):
-        origin = {"source": loaded.source, "options": loaded.options}
-        save_network(converted, output, certificate=certificate, **origin)
+        save_network(
+            converted,
+            output,
+            certificate=certificate,
+            source=loaded.source,
+            options=loaded.options,
+        )
         if on is not None:
             both = (loaded.network, converted)
             write_conversion(certificate, output, source=source, networks=both, x=on.prepared)
@@ -135,14 +135,6 @@ def convert(  # noqa: PLR0913 - the options of the command
         )
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return EXIT_CODES[certificate.verdict]
-
-
-def _require_absent(options: Mapping[str, object], reason: str) -> None:
-    """Raises ArgumentError if an option was given that does not apply."""
-    for name, value in options.items():
-        absent = value is None or value is False or value == ()
-        if not absent:
-            raise ArgumentError(f"{name} {reason}")
 
 
 def _holds_layer(source: str) -> bool:
@@ -161,22 +153,15 @@ def _convert(
 ) -> "tuple[nn.Module, Any]":
     """Converts a single layer, or a network, which needs images; returns the result and its certificate."""
     from convattn.convert import (
-        SUPPORTED_CONVOLUTIONS,
         attention_to_conv,
         conv_to_attention,
         network_to_attention,
         network_to_conv,
     )
 
-    if on is None and to == "conv":
-        return attention_to_conv(module, **options)
     if on is None:
-        if type(module) not in SUPPORTED_CONVOLUTIONS:
-            kind = type(module).__name__
-            raise UnsupportedModelError(
-                f"cannot convert {kind}, which is not a convolution of torch"
-            )
-        return conv_to_attention(module, **options)  # type: ignore[arg-type]
+        convert_layer: Any = conv_to_attention if to == "attention" else attention_to_conv
+        return convert_layer(module, **options)
     convert_network = network_to_attention if to == "attention" else network_to_conv
     converted, certificate = convert_network(module, images=on.prepared, **options)
     return converted, replace(certificate, images=on.words)

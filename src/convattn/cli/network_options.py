@@ -1,14 +1,15 @@
 """The options that say which network a command takes, and how it is built or loaded."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Imports, Settings, key_values
+from convattn.cli.output import Imports, Settings, key_values, require_absent
 from convattn.errors import ArgumentError, DeviceError, UnknownNameError, without_trace
 from convattn.fields import Text, read
 
@@ -68,15 +69,20 @@ class NetworkOptions:
             "--set": self.arguments,
         }
 
-    def load(self, source: str) -> "LoadedNetwork":
-        """Loads a saved network, or builds one of another library, and moves it to the device."""
+    def load(self, source: str, *, beside: Sequence[str] = ()) -> "LoadedNetwork":
+        """Loads a saved network, or builds one of another library, and moves it to the device.
+
+        Options of weights are for networks that are built: a saved one refuses them, unless one `beside` it is built.
+        """
         from convattn.encodings.registry import import_modules
 
-        colours = self._colours()
+        options, saved = self, _is_saved(source)
+        if saved and not all(map(_is_saved, beside)):
+            options = NetworkOptions(no_verify=self.no_verify, device=self.device)
+        colours = options._colours()
         import_modules(self.imports)
-        load = self._load_folder if _is_saved(source) else self._build
-        loaded = load(source)
-        return loaded._replace(network=self.move(loaded.network), colours=colours)
+        loaded = options._load_folder(source) if saved else self._build(source)
+        return loaded._replace(network=self._move(loaded.network), colours=colours)
 
     def _colours(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Reads the mean and the standard deviation of each channel."""
@@ -91,7 +97,7 @@ class NetworkOptions:
             )
         return mean, std
 
-    def move(self, network: "nn.Module") -> "nn.Module":
+    def _move(self, network: "nn.Module") -> "nn.Module":
         """Moves a network to the device; raises DeviceError if it cannot be used."""
         try:
             return network.to(self.device)
@@ -99,33 +105,13 @@ class NetworkOptions:
             reason = without_trace(error)
             raise DeviceError(f"--device {self.device} cannot be used: {reason}") from None
 
-    def loader(self, sources: Sequence[str]) -> "Callable[[str], LoadedNetwork]":
-        """Returns what loads each of several networks.
-
-        The options of weights are for those that are built; if none is, they are refused.
-        """
-        saved = [source for source in sources if _is_saved(source)]
-        of_saved = self
-        if len(saved) < len(sources):
-            of_saved = NetworkOptions(no_verify=self.no_verify, device=self.device)
-
-        def load(source: str) -> "LoadedNetwork":
-            options = of_saved if source in saved else self
-            return options.load(source)
-
-        return load
-
     def _load_folder(self, source: str) -> "LoadedNetwork":
         """Loads a saved network; options for networks of other libraries are refused."""
         from convattn.networks.loading import load_with_source
         from convattn.networks.pretrained import network_folder
 
         require_network(source)
-        for name, value in self.by_name().items():
-            if value:
-                raise ArgumentError(
-                    f"{name} is for a network of another library; {source} has its own"
-                )
+        require_absent(self.by_name(), f"is for a network of another library; {source} has its own")
         return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":
@@ -136,8 +122,7 @@ class NetworkOptions:
         from convattn.networks.loading import LoadedNetwork
         from convattn.networks.tensors import load_weights
 
-        arguments = key_values(self.arguments, "--set")
-        options = {key: read_value(text) for key, text in arguments.items()}
+        options = read_values(self.arguments, "--set")
         given = [name for name, value in self.by_name().items() if value and name != "--set"]
         if len(given) != 1:
             words = f"{' and '.join(given)} are given" if given else "none is given"
@@ -191,12 +176,13 @@ def _is_saved(source: str) -> bool:
     return True
 
 
-def read_value(text: str) -> Any:
-    """Reads a value as JSON if it is JSON, and as text otherwise."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def read_values(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """Reads the KEY=VALUE texts of an option; a value is JSON if it is that, and text otherwise."""
+    values: dict[str, Any] = dict(key_values(texts, option))
+    for key, text in values.items():
+        with suppress(ValueError, RecursionError):
+            values[key] = json.loads(text)
+    return values
 
 
 DEFAULTS = NetworkOptions()

@@ -3,41 +3,35 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
+from rich.text import Text as RichText
 
 from convattn.errors import ArgumentError, must_be
+from convattn.fields import Range, Text, read
 from convattn.record import Record
 
 
-def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
-    """Reads an integer; cyclopts alone would round 1.5 and not say so."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"must be an integer, but is {tokens[0].value!r}") from None
+def _read_as(hint: Any) -> Parameter:
+    """Returns what reads an option as fields of records are read; cyclopts alone would round 1.5 and not say so."""
 
+    def convert(_: Any, tokens: Sequence[Any]) -> Any:
+        return read(hint, Text(tokens[0].value))
 
-def _read_count(_: Any, tokens: Sequence[Any]) -> int:
-    """Reads an integer of at least 1."""
-    count = _read_whole(_, tokens)
-    if count < 1:
-        raise ValueError(f"must be at least 1, but is {count}")
-    return count
+    return Parameter(converter=convert)
 
 
 Output = Annotated[Path, Parameter(name=("--output", "-o"))]
 OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
 Imports = Annotated[tuple[str, ...], Parameter(name="--import")]
-WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
-Count = Annotated[int, Parameter(converter=_read_count)]
+WholeNumber = Annotated[int, _read_as(int)]
+Count = Annotated[int, _read_as(Annotated[int, Range(1)])]
 
 
 def first_free(path: Path, ending: str = "") -> Path:
@@ -71,6 +65,14 @@ def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
             raise ArgumentError(must_be(option, "of the form KEY=VALUE", text))
         pairs[key] = value
     return pairs
+
+
+def require_absent(options: Mapping[str, object], reason: str) -> None:
+    """Raises ArgumentError if an option was given that does not apply."""
+    for name, value in options.items():
+        absent = value is None or value is False or value == ()
+        if not absent:
+            raise ArgumentError(f"{name} {reason}")
 
 
 def recipe_changes(
@@ -119,7 +121,7 @@ def fit(text: str, columns: int) -> str:
         if cell_len(column) > indent:
             lines.append(column.rstrip())
             column = " " * indent
-        for part in Text(rest).wrap(console, columns - indent):
+        for part in RichText(rest).wrap(console, columns - indent):
             lines.append(f"{column}{part}".rstrip())
             column = " " * indent
     return "\n".join(lines)

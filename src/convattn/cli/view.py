@@ -2,6 +2,7 @@
 
 import webbrowser
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
@@ -55,7 +56,7 @@ def view(  # noqa: PLR0913 - the options of the command
             is free.
         limit: How many of the images to take, in the order of their names. Default: 8, or 20 without
             --images.
-        layer: Name of a layer to show; may be given more than once. Default: all.
+        layer: Name of a layer to show, or a pattern such as 'blocks.*'; may be given more than once. Default: all.
         compare: What to show beside the network: untrained for the same network with drawn weights, converted for what
             conversion makes of it, or another source. May be given more than once.
         kernel_size: Taps along each axis of the convolutions that --compare converted makes. Default: 3; heads that are
@@ -90,7 +91,7 @@ def view(  # noqa: PLR0913 - the options of the command
         exhibition = gather(
             source,
             images,
-            load=network.loader([source, *compare]),
+            load=partial(network.load, beside=[source, *compare]),
             limit=limit,
             layers=layer,
             compare=compare,

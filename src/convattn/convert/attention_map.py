@@ -120,7 +120,7 @@ class AttentionMap:
             weights = weights.index_select(dim, place) * seen
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
-    def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def trimmed(self, mass: float) -> tuple[list[int], list[int]]:
         """Returns the lowest and highest displacements of a box that leaves at most `mass` of each head outside.
 
         No side of the box can be moved inwards.
@@ -132,28 +132,22 @@ class AttentionMap:
         while True:
             faces = []
             for dim in range(1, box.ndim):
-                last = box.shape[dim] - 1
-                for end in (0, last) if last else ():
+                for end in (0, -1) if box.shape[dim] > 1 else ():
                     face = box.select(dim, end).reshape(len(box), -1).sum(1)
                     if bool((face <= rest).all()):
                         faces.append((face.max().item(), dim, end, face))
             if not faces:
-                return tuple(low), tuple(high)
+                return low, high
             _, dim, end, face = min(faces, key=lambda item: item[0])
             rest = rest - face
-            start = 0 if end else 1
-            box = box.narrow(dim, start, box.shape[dim] - 1)
-            if end:
-                high[dim - 1] -= 1
-            else:
-                low[dim - 1] += 1
+            box = box.narrow(dim, 1 + end, box.shape[dim] - 1)
+            low[dim - 1] += 1 + end
+            high[dim - 1] += end
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""
-        for low, high, axis in zip(*self.trimmed(mass), self.axes, strict=True):
-            if 2 * low < axis.lowest or 2 * high > axis.highest:
-                return False
-        return True
+        along = zip(*self.trimmed(mass), self.axes, strict=True)
+        return all(axis.lowest <= 2 * low and 2 * high <= axis.highest for low, high, axis in along)
 
 
 def score_tables(

@@ -6,7 +6,7 @@ harm; a call that comes in another order than when the network was converted is 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -232,17 +232,6 @@ class AttendedCalls(nn.Module):
         super()._load_from_state_dict(state_dict, *others, **named)
 
 
-def attended(
-    layers: Mapping[nn.Module, Sequence[tuple[Call, nn.Module]]],
-) -> dict[nn.Module, AttendedCalls]:
-    """Wraps each module with the layers of its calls."""
-    wrapped = {}
-    for module, pairs in layers.items():
-        calls, own = zip(*pairs, strict=True)
-        wrapped[module] = AttendedCalls(module, own, calls)
-    return wrapped
-
-
 class Place(NamedTuple):
     """Where a layer stands in a network as it was before its conversion."""
 
@@ -390,15 +379,13 @@ class Recorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def record_calls(model: nn.Module, arguments: Arguments) -> list[Recorder]:
+def record_calls(model: nn.Module, arguments: Arguments) -> Recorder:
     """Runs copies of a network in evaluation mode on an image, and on two with other numbers; notes their calls."""
-    recorders = []
+    recorder = Recorder()
     other = arguments.batches(2)[0].changed(_by_a_tenth)
     for images in (arguments.batches(1)[0], other):
-        recorder = Recorder()
         run_copy(model, [images._replace(mode=recorder)], recorder.watch)
-        recorders.append(recorder)
-    return recorders
+    return recorder
 
 
 def _by_a_tenth(x: Tensor) -> Tensor:

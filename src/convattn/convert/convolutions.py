@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
+from convattn.convert.calls import AttendedCalls, Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
 from convattn.convert.network_runs import Arguments
-from convattn.convert.surgery import matches, names_by_module, patterns
+from convattn.convert.surgery import graft, matches, names_by_module, patterns
 from convattn.convert.taps import (
     ATTENDS_ALREADY,
     OPTIONS,
@@ -85,6 +85,23 @@ class NetworkConvolution:
         return f"{self.name}.layers.{self.number - 1}".removeprefix(".")
 
 
+def place_layers(
+    network: nn.Module, layers: Sequence[tuple[NetworkConvolution, nn.Module]]
+) -> nn.Module:
+    """Puts layers in the places of convolutions, of which modules that call them are wrapped; returns the network."""
+    replaced: dict[nn.Module, nn.Module] = {}
+    calling: dict[nn.Module, list[tuple[nn.Module, Call]]] = {}
+    for one, layer in layers:
+        module = network.get_submodule(one.name)
+        if one.call is None:
+            replaced[module] = layer
+        else:
+            calling.setdefault(module, []).append((layer, one.call))
+    for module, pairs in calling.items():
+        replaced[module] = AttendedCalls(module, *zip(*pairs, strict=True))
+    return graft(network, replaced)
+
+
 def find_convolutions(
     model: nn.Module, include: Patterns, exclude: Patterns, arguments: Arguments
 ) -> tuple[list[NetworkConvolution], list[LeftAlone]]:
@@ -105,10 +122,10 @@ def find_convolutions(
             scripted += (f"{names[0]}.",)
     refused_names = {module: every[module] for module in refusals}
     selected, _ = select_modules(refused_names, None, include, exclude)
-    recorders = [] if selected else record_calls(model, arguments)
+    recorder = Recorder() if selected else record_calls(model, arguments)
     named = {}
     for module, names in every.items():
-        calls = any(any(recorder.runs.get(names[0], [])) for recorder in recorders)
+        calls = any(recorder.runs.get(names[0], []))
         if calls or isinstance(module, _ConvNd) or module in refusals:
             named[module] = names
     selected, left = select_modules(named, "convolutions", include, exclude)
@@ -119,9 +136,9 @@ def find_convolutions(
         try:
             if module in refusals:
                 raise UnsupportedModelError(refusals[module])
-            convolutions += _read(module, every, recorders)
+            convolutions += _read(module, every, recorder)
         except UnsupportedModelError as error:
-            ran = any(name in recorder.runs for recorder in recorders)
+            ran = name in recorder.runs
             is_refused = module in refusals or (isinstance(module, _ConvNd) and ran)
             found = refused if is_refused else left
             found.append(LeftAlone(name, type(module).__name__, str(error)))
@@ -131,7 +148,7 @@ def find_convolutions(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
             f" `exclude`, or replace them:{''.join(lines)}"
         )
-    left += _other_operations(model, recorders[0], left)
+    left += _other_operations(model, recorder, left)
     if not convolutions:
         none = f"there is no convolution to convert in {type(model).__name__}"
         raise ConversionError(f"{none}: {_why_none(model, left)}")
@@ -209,24 +226,24 @@ def why_refused(module: nn.Module) -> str | None:
 
 
 def _read(
-    module: nn.Module, every: Mapping[nn.Module, list[str]], recorders: Sequence[Recorder]
+    module: nn.Module, every: Mapping[nn.Module, list[str]], recorder: Recorder
 ) -> list[NetworkConvolution]:
     """Reads a module as plain convolutions; if it may compute something else, UnsupportedModelError says why.
 
     `every` holds the names of all modules of the network.
     """
     names = every[module]
-    is_sized = any(names[0] in recorder.sized for recorder in recorders)
+    is_sized = names[0] in recorder.sized
     plain = None
     if isinstance(module, _ConvNd) and not is_sized:
         plain = _read_plain(module, names)
     if plain is not None:
         convolutions = [plain]
     else:
-        reason = _why_not_found(module, every, recorders)
+        reason = _why_not_found(module, every, recorder.runs)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        convolutions = _read_calls(module, names, recorders[0].runs[names[0]][0], is_sized)
+        convolutions = _read_calls(module, names, recorder.runs[names[0]][0], is_sized)
     for one in convolutions:
         one.conv.train(module.training)
         reason = why_unsupported(one.conv)
@@ -237,27 +254,26 @@ def _read(
 
 
 def _why_not_found(
-    module: nn.Module, every: Mapping[nn.Module, list[str]], recorders: Sequence[Recorder]
+    module: nn.Module,
+    every: Mapping[nn.Module, list[str]],
+    runs: Mapping[str, Sequence[Sequence[SeenCall]]],
 ) -> str | None:
     """Returns why the convolutions that a module calls cannot be given to layers; None if they can.
 
-    `recorders` saw the network run on an image, and again on two with other numbers.
+    `runs` are those on an image, and again on two with other numbers.
     """
-    name = every[module][0]
-    runs = [run for recorder in recorders for run in recorder.runs.get(name, [])]
-    if not any(runs):
+    own_runs = runs.get(every[module][0], [])
+    if not any(own_runs):
         return "the images reach no convolution in it"
-    first = runs[0]
-    for run in runs[1:]:
-        alike = len(run) == len(first)
-        if not alike or not all(seen.is_like(one) for seen, one in zip(run, first, strict=True)):
+    first, *others = own_runs
+    for run in others:
+        if len(run) != len(first) or not all(map(SeenCall.is_like, run, first)):
             return "the convolutions that it calls depend on the input"
     own = {module._parameters.get(seen.call.weight or "") for seen in first}
     computed = not all(seen.call.weight for seen in first)
     why = "it calls a convolution with a computed weight, and holds others"
     if not computed:
         why = "it calls a convolution with a weight that a module inside uses, too"
-    runs = recorders[0].runs
     for part in list(module.modules())[1:]:
         part_name = every[part][0]
         convolves = isinstance(part, AnyConvolution | ConvolutionLike) or any(

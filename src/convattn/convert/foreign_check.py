@@ -279,16 +279,13 @@ class _Adapter(nn.Module):
 def _summed_one_after_another(source: nn.Module) -> nn.Module:
     """Copies a network so that it sums channels in another order."""
     copied = copy.deepcopy(source)
-    order = OneAfterAnother()
+    forward = copied.forward
 
-    def begin(*_: Any) -> None:
-        order.__enter__()
+    def summed(*positional: Any, **named: Any) -> Any:
+        with OneAfterAnother():
+            return forward(*positional, **named)
 
-    def end(*_: Any) -> None:
-        order.__exit__(None, None, None)
-
-    copied.register_forward_pre_hook(begin)
-    copied.register_forward_hook(end, always_call=True)
+    copied.forward = summed
     return copied
 
 

@@ -11,7 +11,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from convattn.convert.network_runs import Images, Inputs, copy_network, read_arguments, run_copy
 from convattn.convert.surgery import first_change, graft, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
+from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.wording import ITSELF
 
@@ -49,15 +49,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         True
     """
     require_network("model", model)
-    if images is None:
-        raise ArgumentError(
-            must_be_a(
-                "images",
-                "a tensor, a list of them, a tuple of arguments or a mapping of them",
-                images,
-            )
-        )
-    arguments = read_arguments(model, images)
+    arguments = read_arguments(model, images, may_draw=False)
     inputs = Inputs(_freezable(model))
     run_copy(model, [arguments], inputs.watch)
     if not inputs.shapes:
@@ -66,7 +58,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     frozen: dict[nn.Module, nn.Module] = {}
     for name, several in inputs.shapes.items():
         layer: Any = copied.get_submodule(name)
-        reason = first_change(layer, computed=lambda _: True)
+        reason = first_change(layer)
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
         sizes = dict.fromkeys(shape[2:] for shape in several)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.attention_map import score_tables, taps_along
+from convattn.convert.attention_map import AttentionMap, score_tables, taps_along
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional import find_shifts
 from convattn.grid import Axis, Geometry, Window
@@ -26,25 +26,15 @@ class HardHeads(NamedTuple):
     leak: float  # Largest share of attention at other pixels
     any_size: bool  # Whether this holds for images of any size, or only for the size examined
 
-    def window(self, geometry: Geometry, taps: tuple[int, ...] | None) -> Window | None:
-        """Chooses a window that contains the displacements of all heads; None if no torch convolution has one.
+    def left_out(self, window: Window) -> float:
+        """Returns 0 if the displacements of all heads are taps of a window, else 1."""
+        along = zip(taps_along(window), zip(*self.displacements, strict=True), strict=True)
+        return float(not all(set(pixels) <= set(taps) for taps, pixels in along))
 
-        Where `taps` is None this is the layer's own window if it contains them, else the smallest one without gaps.
-        Else it has as many taps, or is the layer's own window, which is smaller.
-        """
-        windows = [] if taps is None else sized_windows(geometry, taps)
-        own = own_window(geometry)
-        if own is not None and (taps is None or all(map(int.__le__, own.taps, taps))):
-            windows.append(own)
-        for window in windows:
-            if self._are_taps_of(window):
-                return window
-        if taps is not None:
-            return None
+    def trimmed(self, _mass: float) -> tuple[list[int], list[int]]:
+        """Returns the lowest and highest displacements, which leave nothing outside."""
         along = list(zip(*self.displacements, strict=True))
-        low = [min(one) for one in along]
-        high = [max(one) for one in along]
-        return box_window(geometry, low, high)
+        return [min(one) for one in along], [max(one) for one in along]
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -58,24 +48,18 @@ class HardHeads(NamedTuple):
 
     def seen(self, axes: tuple[Axis, ...]) -> bool:
         """Tells whether each displacement leads from some query to a key."""
-        for along, axis in zip(zip(*self.displacements, strict=True), axes, strict=True):
-            if min(along) < axis.lowest or max(along) > axis.highest:
-                return False
-        return True
-
-    def _are_taps_of(self, window: Window) -> bool:
-        along = zip(taps_along(window), zip(*self.displacements, strict=True), strict=True)
-        return all(set(pixels) <= set(taps) for taps, pixels in along)
+        along = zip(*self.trimmed(0), axes, strict=True)
+        return all(axis.lowest <= low and high <= axis.highest for low, high, axis in along)
 
     def are_padded_by(self, geometry: Geometry, mode: str) -> bool:
         """Tells whether padding in `mode` holds the same beyond the keys as the nearest key, where heads lead there."""
         beyond = []  # The padding on the sides where a head of some query leads beyond the keys
-        windows = zip(geometry.kernel_size, geometry.dilation, geometry.anchor, strict=True)
-        along = zip(zip(*self.displacements, strict=True), windows, geometry.padding, strict=True)
-        for pixels, (taps, step, anchor), (before, after) in along:
-            if min(pixels) < -anchor:
+        taps = geometry.taps()
+        along = zip(*self.trimmed(0), taps[0], taps[-1], geometry.padding, strict=True)
+        for low, high, first, last, (before, after) in along:
+            if low < first:
                 beyond.append(before)
-            if max(pixels) > step * (taps - 1) - anchor:
+            if high > last:
                 beyond.append(after)
         if not beyond:
             return True
@@ -143,6 +127,26 @@ def own_window(geometry: Geometry) -> Window | None:
         if replace(geometry, padding_mode="zeros") == same:
             return Window(first, taps, steps, "same")
     return Window.fit(geometry, first, taps, steps, transposed=True)
+
+
+def find_window(
+    heads: HardHeads | AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float
+) -> Window | None:
+    """Chooses a window for heads; None if no torch convolution has one.
+
+    Where `taps` is None this is the layer's own window if it leaves at most `mass` of each head outside, else the
+    smallest one without gaps that does. Else it has as many taps, or is the layer's own window, which is smaller, if
+    that leaves nothing outside.
+    """
+    own = own_window(geometry)
+    if taps is None:
+        if own is not None and heads.left_out(own) <= mass:
+            return own
+        return box_window(geometry, *heads.trimmed(mass))
+    windows = sized_windows(geometry, taps)
+    if own is not None and all(map(int.__le__, own.taps, taps)) and not heads.left_out(own):
+        windows.append(own)
+    return min(windows, key=heads.left_out, default=None)
 
 
 def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:

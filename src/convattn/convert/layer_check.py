@@ -149,9 +149,11 @@ class Promise:
     leak: float  # Bound on the attention off the taps, or outside the window
     # Bound on the error of each output channel for inputs of absolute value ≤ 1
     per_unit: Float[Tensor, " outputs"]
-    rounding: RoundingBound  # What rounding adds to that
-    # The same in float64, in which a convolution is compared with its source, too. None: the result attends
-    exact_rounding: RoundingBound | None = None
+    # What rounding adds to that, where the result computes in a dtype
+    rounding: Callable[[torch.dtype], RoundingBound]
+    to_attention: bool = (
+        False  # Whether the attention is the result, which is not judged in float64
+    )
     any_size: bool = True  # Whether it holds for images of any size
     # What rounding of the convolution's weights moves in each output channel of an image
     stored: Callable[[Tensor], Tensor | float] = lambda _: 0.0
@@ -185,11 +187,12 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
     for run in runs.of_result:
         roundings.add(run, runs.result)
     broken = torch.zeros_like(runs.source, dtype=torch.bool)
-    if promise.exact_rounding is not None:
-        allowed = bound + promise.exact_rounding.at(unit) + stored
+    if not promise.to_attention:
+        allowed = bound + promise.rounding(torch.float64).at(unit) + stored
         broken = ~(errors_of(runs.result, runs.source) <= allowed)
     eps = torch.finfo(x.dtype).eps
-    rounding = (roundings.allowed(eps) + stored).clamp(max=promise.rounding.at(unit))
+    any_input = promise.rounding(x.dtype)
+    rounding = (roundings.allowed(eps) + stored).clamp(max=any_input.at(unit))
     error = torch.stack([errors_of(judged, runs.source) for judged in runs.judged]).amax(0)
     broken |= ~(error <= bound + rounding)
     verdict: Verdict = "failed"
@@ -203,8 +206,7 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         for values in (bound, error, rounding, scales(runs.source))
     ]
     conv = promise.conv
-    to_attention = promise.exact_rounding is None
-    source, result = (conv, layer) if to_attention else (layer, conv)
+    source, result = (conv, layer) if promise.to_attention else (layer, conv)
     normalised = isinstance(conv, NormalisedConv)
     is_transposed = isinstance(source, TransposedConvolution)
     notes = ()
@@ -212,7 +214,7 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         notes = ("of stride 1, a transposed convolution comes back as a plain one",)
     return Certificate(
         verdict=verdict,
-        direction="conv_to_attention" if to_attention else "attention_to_conv",
+        direction="conv_to_attention" if promise.to_attention else "attention_to_conv",
         source=_in_one_line(source),
         result=_in_one_line(result),
         dtype=dtype_name(x.dtype),
@@ -222,8 +224,8 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         leak=promise.leak,
         sharpness=lowest_sharpness(layer),
         bound_per_unit=largest(promise.per_unit),
-        rounding_per_unit=promise.rounding.per_unit,
-        rounding_at_zero=promise.rounding.at_zero,
+        rounding_per_unit=any_input.per_unit,
+        rounding_at_zero=any_input.at_zero,
         check_shape=tuple(x.shape),
         check_seed=SEED,
         bound=bound,
@@ -233,7 +235,7 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         weights=network_digest(result),
         normalised=normalised,
         any_size=promise.any_size,
-        has_dropout=not to_attention and layer.dropout > 0,
+        has_dropout=not promise.to_attention and layer.dropout > 0,
         has_output_size=is_transposed,
         notes=notes,
     )
@@ -252,17 +254,16 @@ class _Runs(NamedTuple):
 def _run(promise: Promise, x: Tensor) -> _Runs:
     """Runs a convolution and attention; attention as a real softmax, and where it is the result, also by itself."""
     layer = promise.layer
-    to_attention = promise.exact_rounding is None
     attention = softmax_copy(layer, x.dtype)
     exact_attention = softmax_copy(layer, torch.float64)
-    if to_attention and layer.content is not None:
+    if promise.to_attention and layer.content is not None:
         attention.impl = "reference"
     exact_conv = copy.deepcopy(promise.conv).double()
     images = [x, *(rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1))]
     of_conv = exact_conv(x.double())
     of_attention = exact_attention(x.double())
     convolved = [promise.conv(one) for one in images] + promise.in_other_orders(x)
-    if to_attention:
+    if promise.to_attention:
         return _Runs(of_conv, of_attention, convolved, [], [attention(x), layer(x)])
     attended = [attention(one) for one in images]
     return _Runs(of_attention, of_conv, attended, convolved, convolved[:1])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.calls import AttendedCalls, Call, attended, original_place
+from convattn.convert.calls import AttendedCalls, Call, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -20,6 +20,7 @@ from convattn.convert.certificate import (
 from convattn.convert.convolutions import (
     NetworkConvolution,
     find_convolutions,
+    place_layers,
     select_modules,
     why_refused,
 )
@@ -152,26 +153,23 @@ def with_attention(
 ) -> tuple[nn.Module, list[Certificate]]:
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
     result = copy_network(model)
-    replaced: dict[nn.Module, nn.Module] = {}
-    calling: dict[nn.Module, list[tuple[Call, RelativeAttention]]] = {}
+    layers = []
     # One weight for all layers that hold a shared one in the same layout
     weights: dict[Any, nn.Parameter] = {}
     certificates = []
     for convolution in convolutions:
         old: Any = result.get_submodule(convolution.name)
         layer, certificate = conv_to_attention(convolution.conv, **options)
-        if convolution.call is not None:
-            calling.setdefault(old, []).append((convolution.call, layer))
-        else:
+        if convolution.call is None:
             conv = convolution.conv
             values: Any = layer.values
             layer.bias = old.bias
             is_kernel = values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
             own = old.weight if is_kernel else values.weight
             values.weight = weights.setdefault((old.weight, type(conv), conv.groups), own)
-            replaced[old] = layer
+        layers.append((convolution, layer))
         certificates.append(certificate)
-    return graft(result, {**replaced, **attended(calling)}), certificates
+    return place_layers(result, layers), certificates
 
 
 def _path(network: nn.Module, name: str, inputs: Inputs) -> str | None:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.calls import Call, attended
 from convattn.convert.certificate import Verdict
-from convattn.convert.convolutions import NetworkConvolution
+from convattn.convert.convolutions import NetworkConvolution, place_layers
 from convattn.convert.network_runs import (
     ROUNDINGS,
     Arguments,
@@ -35,7 +34,6 @@ from convattn.convert.rounding import (
     shapes_of,
     vary,
 )
-from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
 from convattn.errors import ConversionError
 from convattn.structure import dtype_name
@@ -50,7 +48,6 @@ _VARIES = (
     "rounding, random numbers or state kept between runs change its outputs too much to compare"
 )
 _NOTHING = "it returns no floating-point number other than 0"
-_MISREAD = "with its convolutions as they were read, it computes something else"
 
 _FARTHER = 2
 """How many times as far as an output a layer may be. A merged normalisation puts a large bias first: with AVX2 the sum
@@ -206,7 +203,9 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
         result, high, convolved, of_source, of_convolutions, steps, notes
     )
     if not (to_conv or by_layers) and not all(output.same for output in outputs):
-        notes.append(f"the network as a whole: {_MISREAD}")
+        notes.append(
+            "the network as a whole: with its convolutions as they were read, it computes something else"
+        )
     differing, hides = compare_parts(
         first.others, other_run.others, [run.others for run in moved], notes
     )
@@ -252,19 +251,15 @@ def _with_convolutions(
         image, *_ = *positional, *named.values()
         return compute(conv, image)
 
-    calling: dict[nn.Module, list[tuple[Call, nn.Module]]] = {}
+    layers = []
     for one in convolutions:
-        own = _shared_parameters(network, one)
         place = copied.get_submodule(one.name)
         present = place._parameters  # not the place: a cycle would keep the copy in memory
-        run = partial(forward, copy.copy(one.conv), own, present)
-        if one.call is None:
-            place.forward = run
-        else:
-            layer = nn.Identity()
-            layer.forward = run
-            calling.setdefault(place, []).append((one.call, layer))
-    return graft(copied, attended(calling))
+        own = _shared_parameters(network, one)
+        layer = place if one.call is None else nn.Identity()
+        layer.forward = partial(forward, copy.copy(one.conv), own, present)
+        layers.append((one, layer))
+    return place_layers(copied, layers)
 
 
 def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> dict[str, str]:

@@ -235,12 +235,12 @@ class Arguments(NamedTuple):
         return self._replace(positional=positional, named=named)
 
 
-def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
-    """Reads the arguments that a network is to run on: one, a tuple or a mapping; draws an image for None.
+def read_arguments(model: nn.Module, images: Images | None, *, may_draw: bool = True) -> Arguments:
+    """Reads the arguments that a network is to run on: one, a tuple or a mapping; may draw an image for None.
 
     Raises ArgumentError for other types, empty tensors and tensors without values.
     """
-    if images is None:
+    if images is None and may_draw:
         drawn = draw_image(model)
         words = f"one standard normal image {tuple(drawn.shape)}, seed {SEED}"
         return Arguments((drawn,), {}, words)
@@ -331,8 +331,6 @@ def run_batches(
             placed = _placed_like(placed, like.others[number])
         numbers.append({at: _as_real(part) for at, part in placed.items() if _is_floating(part)})
         others.append({place: _comparable(part) for place, part in placed.items()})
-    if len(numbers) == 1:
-        return Run(numbers[0], others)
     if len({frozenset(outputs) for outputs in numbers}) > 1:  # one output for each image
         apart = {}
         for number, outputs in enumerate(numbers):
@@ -340,8 +338,8 @@ def run_batches(
         return Run(apart, others)
     joined = {}
     for place in numbers[0]:
-        several = [outputs[place] for outputs in numbers]
-        joined[place] = torch.cat(torch.atleast_1d(*several))
+        several = [torch.atleast_1d(outputs[place]) for outputs in numbers]
+        joined[place] = torch.cat(several)
     return Run(joined, others)
 
 

@@ -109,8 +109,7 @@ def normalise(
         exact=missed.max().item() <= torch.finfo(weight.dtype).eps,
         leak=sum(kernel.missed.max().item() for kernel in kernels) + content_share,
         per_unit=missed @ rows,
-        rounding=_rounding(conv, weight.dtype, largest(moved), rows),
-        exact_rounding=_rounding(conv, torch.float64, largest(moved), rows),
+        rounding=lambda dtype: _rounding(conv, dtype, largest(moved), rows),
         any_size=False,
         stored=lambda x: moved * largest(x) + _least_rounding(conv, x),
     )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,11 @@ def _require_known(options: Mapping[str, Any], known: Iterable[str], runtime: st
 
 def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Session:
     runtime = optional_module("onnxruntime", "onnxruntime", "export")
-    model = _read_onnx(path, names)
+    source, quantised, values = _read_onnx(path, names)
     if options is None:
         options = {"providers": ["CPUExecutionProvider"]}
     _require_known(options, _SESSION_OPTIONS, "ONNX Runtime")
-    session = runtime.InferenceSession(model.source, **options)
+    session = runtime.InferenceSession(source, **options)
     inputs = {}
     fixed = None
     for one in session.get_inputs():
@@ -113,29 +114,21 @@ def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Sessi
         if one.shape and isinstance(one.shape[0], int):
             fixed = one.shape[0]
     outputs = [one.name for one in session.get_outputs()]
-    layers = {layer: outputs.index(value) for layer, value in model.values.items()}
+    layers = {layer: outputs.index(value) for layer, value in values.items()}
     words = f"{path.name} in ONNX Runtime {runtime.__version__}"
-    return Session(words, model.quantised, inputs, fixed, layers, partial(session.run, None))
+    return Session(words, quantised, inputs, fixed, layers, partial(session.run, None))
 
 
-@dataclass
-class _OnnxModel:
-    """What a runtime loads of an ONNX file."""
+def _read_onnx(path: Path, names: Sequence[str]) -> tuple[str | bytes, bool, dict[str, str]]:
+    """Reads an ONNX file, and makes the values of layers outputs; other files are left to the runtime.
 
-    source: str | bytes  # The path, or the model with further outputs
-    quantised: bool  # Whether it computes with few bits
-    values: dict[str, str]  # Name of the value that each layer gives
-
-
-def _read_onnx(path: Path, names: Sequence[str]) -> _OnnxModel:
-    """Reads an ONNX file, and makes the values of layers outputs.
-
-    Torch's exporter writes the names of modules beside each node, the last node of a layer gives its value.
+    Returns the path, or the model with further outputs; whether it computes with few bits; and the name of the value
+    that each layer gives. Torch's exporter writes the names of modules beside each node, the last node of a layer gives
+    its value.
     """
-    try:
-        onnx = optional_module("onnx", "onnx", "export")
-    except ImportError:
-        return _OnnxModel(str(path), quantised=False, values={})
+    if path.suffix.lower() != ".onnx" or find_spec("onnx") is None:
+        return str(path), False, {}
+    onnx = optional_module("onnx", "onnx", "export")
     model = onnx.load(str(path), load_external_data=bool(names))
     values = {}
     for node in model.graph.node:
@@ -148,18 +141,14 @@ def _read_onnx(path: Path, names: Sequence[str]) -> _OnnxModel:
     for value in set(values.values()) - set(present):
         model.graph.output.append(onnx.ValueInfoProto(name=value))
     quantised = any(_QUANTISED.search(node.op_type) for node in model.graph.node)
-    source = model.SerializeToString() if names else str(path)
-    return _OnnxModel(source, quantised, values)
+    return model.SerializeToString() if names else str(path), quantised, values
 
 
 def _in_openvino(path: Path, options: Options, names: Sequence[str]) -> Session:
     runtime = optional_module("openvino", "openvino", "export")
-    file = _OnnxModel(str(path), quantised=False, values={})
-    if path.suffix.lower() == ".onnx":
-        file = _read_onnx(path, names)
-    values = file.values
+    source, _, values = _read_onnx(path, names)
     core = runtime.Core()
-    model = core.read_model(file.source)
+    model = core.read_model(source)
     operations = [one for one in model.get_ordered_ops() if one.get_type_name() not in _NO_LAYERS]
     outputs = {}
     for one in operations:

@@ -1,6 +1,6 @@
 """Surgery on networks: names, patterns of names, hooks and grafts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -62,16 +62,16 @@ def matches(names: Sequence[str], wildcards: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in wildcards)
 
 
-def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> str | None:
+def first_change(layer: nn.Module, holding: Collection[nn.Module] = ()) -> str | None:
     """Returns what makes a layer compute something else than its class does with its parameters; None if nothing does.
 
-    That is a method that was replaced on one of its modules, a hook, or a parametrisation. In modules that may be
-    `computed`, those by which torch computes weights do not count.
+    That is a method that was replaced on one of its modules, a hook, or a parametrisation. Hooks and parametrisations
+    by which torch computes weights count only in modules that must be `holding` theirs.
     """
     for name, part in layer.named_modules():
         reasons = [f"another {method}" for method in replaced_methods(part)]
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-        if computed(part):
+        if part not in holding:
             hooks = [hook for hook in hooks if not is_own_hook(hook)]
         elif parametrize.is_parametrized(part):
             reasons.append("parametrizations (weight norm is one)")

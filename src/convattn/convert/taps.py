@@ -78,10 +78,6 @@ class Taps:
     inputs: int  # Channels in
     groups: int  # Number of blocks of each W[t]
 
-    def in_other_orders(self, x: Tensor) -> list[Tensor]:
-        """Computes the convolution of an image in two other orders of summation."""
-        return [tap_by_tap(self, x), term_by_term(self, x)]
-
 
 def read_taps(conv: Any) -> Taps:
     """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors.

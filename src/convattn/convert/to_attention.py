@@ -10,7 +10,14 @@ from torch._prims_common import suggest_memory_format
 
 from convattn.convert.certificate import Certificate
 from convattn.convert.layer_check import Promise, attention_leak, attention_rounding, certify_layer
-from convattn.convert.taps import ATTENTION_LAYERS, AnyConvolution, Taps, read_taps
+from convattn.convert.taps import (
+    ATTENTION_LAYERS,
+    AnyConvolution,
+    Taps,
+    read_taps,
+    tap_by_tap,
+    term_by_term,
+)
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.random_numbers import keep_random_state
@@ -85,8 +92,9 @@ def certify_attention(
         exact=leak == 0,
         leak=leak,
         per_unit=2 * leak * rows,
-        rounding=attention_rounding(layer, rows),
-        in_other_orders=taps.in_other_orders,
+        rounding=lambda _: attention_rounding(layer, rows),
+        to_attention=True,
+        in_other_orders=lambda x: [tap_by_tap(taps, x), term_by_term(taps, x)],
     )
     return certify_layer(promise)
 

@@ -15,11 +15,10 @@ from torch.nn.utils import parametrize
 from convattn.convert.attention_map import AttentionMap
 from convattn.convert.certificate import Certificate, require_share
 from convattn.convert.hard_heads import (
-    box_window,
     find_hard_heads,
+    find_window,
     fixed_heads,
     own_window,
-    sized_windows,
     unit_steps,
 )
 from convattn.convert.layer_check import (
@@ -127,21 +126,25 @@ def attention_to_conv(
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
         _require_small(taps, layer)
     require_options(kernel_size, mass, borders)
-    if mass is None:
-        mass = torch.finfo(layer.like.dtype).eps
+    eps = torch.finfo(layer.like.dtype).eps
+    mass = mass or eps
     modes = _MODES if layer.geometry.keeps_grid else (layer.geometry.padding_mode,)
     sizes = choose_sizes(layer, mass, spatial)
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
             rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
+            choices = []
+            for mode in modes:
+                with nullcontext() if borders == "plain" else suppress(ConversionError):
+                    choices.append(choose_kernel(layer, sizes, maps, taps, mass, mode))
             promise: Promise | None = None
-            if borders != "plain" and not _plain_is_exact(layer, sizes, maps, mass, modes):
+            is_exact = any(choice.errors.max().item() <= eps for choice in choices)
+            if borders != "plain" and not is_exact:
                 # what is missed counts twice
-                with suppress(ConversionError) if borders == "auto" else nullcontext():
+                with suppress(ConversionError) if borders == "auto" and choices else nullcontext():
                     promise = normalise(layer, sizes, mass / 4, rows, content_share)
             if promise is None:
-                choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
                 choice = closest_kernel(layer, sizes, choices)
                 promise = promise_kernel(layer, choice, rows, content_share)
             return promise.conv, certify_layer(promise, sizes)
@@ -179,14 +182,13 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
         raise UnsupportedModelError(
             f"cannot convert {own_class.__name__} to a convolution: supported layers are {known}"
         )
-    own = (layer, layer.values)
     values = parametrize.type_before_parametrizations(layer.values)
     if values not in (MergedValues, FactoredValues):
         reason = f"its values must be MergedValues or FactoredValues, but are {values.__name__}"
     elif layer.content is not None and layer.gate is None:
         reason = "its scores depend on content, those of a convolution do not"
     else:
-        reason = first_change(layer, computed=lambda part: part not in own)
+        reason = first_change(layer, (layer, layer.values))
     for name, numbers in layer.named_parameters():
         reason = reason or why_not_numbers(name, numbers)
     if reason is not None:
@@ -245,8 +247,9 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
             enough = heads.seen(axes)
         else:
             attention = AttentionMap.of(layer, axes)
-            own = _sufficient_window(attention, geometry, mass)
-            enough = own is not None or attention.falls_off(mass)
+            own = own_window(geometry)
+            holds = own is not None and attention.left_out(own) <= mass
+            enough = holds or attention.falls_off(mass)
         if enough:
             return sizes
         extra += extra // 2
@@ -259,14 +262,6 @@ def _sizes_of_table(geometry: Geometry, extent: Sequence[int]) -> tuple[int, ...
         pixels = (keys - sum(pads) - 1) // step + 1
         sizes.append(max(1, pixels))
     return tuple(sizes)
-
-
-def _sufficient_window(attention: AttentionMap, geometry: Geometry, mass: float) -> Window | None:
-    """Returns the layer's own window if it holds all but `mass` of each head, else None."""
-    own = own_window(geometry)
-    if own is None or attention.left_out(own) <= mass:
-        return own
-    return None
 
 
 def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequence[int]) -> str:
@@ -312,39 +307,26 @@ def choose_kernel(
     geometry = layer.geometry
     axes = unit_steps(geometry, sizes)
     hard = find_hard_heads(layer, axes, mode)
-    window = None if hard is None else hard.window(geometry, taps)
-    if hard is not None and window is not None:
+    window = None if hard is None else find_window(hard, geometry, taps, mass)
+    if hard is not None and window is not None and not hard.left_out(window):
         mode = _paddable_mode(window, geometry, mode, sizes)
         errors = maps.new_full((len(maps), 1), 2 * hard.leak)
         kernel = hard.kernel(window, maps)
         return KernelChoice(kernel, window, mode, errors, hard.leak, hard.any_size)
     attention = AttentionMap.of(layer, axes)
-    window = _window_of_heads(attention, geometry, taps, mass)
+    window = find_window(attention, geometry, taps, mass)
+    if window is None and taps is not None:
+        size = "the layer's output size (odd instead of even, or even instead of odd)"
+        expectation = f"one with which a torch convolution gives {size}"
+        raise ArgumentError(must_be("kernel_size", expectation, taps))
+    if window is None:
+        raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
     mode = _paddable_mode(window, geometry, mode, sizes)
     crops = any(pixels < 0 for pair in geometry.padding for pixels in pair)
     errors = attention.errors(window, geometry, zeros=mode == "zeros" and not crops)
     kernel = attention.kernel(window, maps)
     leak = attention.leak(window)
     return KernelChoice(kernel, window, mode, errors.flatten(1), leak, any_size=False)
-
-
-def _window_of_heads(
-    attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float
-) -> Window:
-    """Chooses the window for heads that are not hard."""
-    if taps is not None:
-        windows = sized_windows(geometry, taps)
-        if not windows:
-            size = "the layer's output size (odd instead of even, or even instead of odd)"
-            expectation = f"one with which a torch convolution gives {size}"
-            raise ArgumentError(must_be("kernel_size", expectation, taps))
-        return min(windows, key=attention.left_out)
-    window = _sufficient_window(attention, geometry, mass)
-    if window is None:
-        window = box_window(geometry, *attention.trimmed(mass))
-    if window is None:
-        raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
-    return window
 
 
 def closest_kernel(
@@ -411,26 +393,8 @@ def promise_kernel(
         exact=errors.max().item() <= torch.finfo(dtype).eps,
         leak=choice.leak + content_share,
         per_unit=(errors.mT @ rows).amax(0),
-        rounding=kernel_rounding(dtype, conv.bias, kernel, rows),
-        exact_rounding=kernel_rounding(torch.float64, conv.bias, kernel, rows),
+        rounding=lambda dtype: kernel_rounding(dtype, conv.bias, kernel, rows),
         any_size=choice.any_size,
         stored=lambda x: rounded * largest(x),
         in_other_orders=lambda x: [summed_otherwise(conv, x)],
     )
-
-
-def _plain_is_exact(
-    layer: RelativeAttention,
-    sizes: tuple[int, ...],
-    maps: Float[Tensor, "heads outputs channels"],
-    mass: float,
-    modes: Sequence[str],
-) -> bool:
-    """Tells whether a plain convolution errs by rounding only: heads are hard, or the layer pads by all they see."""
-    eps = torch.finfo(layer.like.dtype).eps
-    for mode in modes:
-        with suppress(ConversionError):
-            choice = choose_kernel(layer, sizes, maps, None, mass, mode)
-            if choice.errors.max().item() <= eps:
-                return True
-    return False

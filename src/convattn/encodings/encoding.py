@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,26 +20,22 @@ from convattn.structure import is_own_hook
 def compute_parameters(module: nn.Module) -> None:
     """Runs the hooks that compute a module's parameters, as calling the module would; refuses all other hooks."""
     # Call this before reading the parameters of a module that is not called. Parametrisations need nothing.
-    for hook in module._forward_pre_hooks.values():
-        if not is_own_hook(hook):
-            _refuse(module, "forward pre-hook", hook)
-        hook(module, None)
-    ignored = {
+    hooks_by_kind = {
+        "forward pre-hook": module._forward_pre_hooks,
         "forward hook": module._forward_hooks,
         "backward pre-hook": module._backward_pre_hooks,
         "backward hook": module._backward_hooks,
     }
-    for kind, hooks in ignored.items():
+    for kind, hooks in hooks_by_kind.items():
         for hook in hooks.values():
-            _refuse(module, kind, hook)
-
-
-def _refuse(module: nn.Module, kind: str, hook: object) -> NoReturn:
-    name = getattr(hook, "__qualname__", type(hook).__name__)
-    raise ArgumentError(
-        f"the {kind} {name} on {type(module).__name__} would be ignored, because a layer reads this module and does not"
-        " call it: put the hook on the layer"
-    )
+            if is_own_hook(hook):
+                hook(module, None)
+                continue
+            name = getattr(hook, "__qualname__", type(hook).__name__)
+            raise ArgumentError(
+                f"the {kind} {name} on {type(module).__name__} would be ignored, because a layer reads this module and"
+                " does not call it: put the hook on the layer"
+            )
 
 
 def place_along_axis(

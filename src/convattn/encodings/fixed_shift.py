@@ -8,7 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings.encoding import per_head, read_numbers
-from convattn.encodings.quadratic import Quadratic, QuadraticFeatures, kernel_taps
+from convattn.encodings.quadratic import (
+    Quadratic,
+    QuadraticFeatures,
+    as_displacements,
+    kernel_taps,
+)
 from convattn.errors import ArgumentError, must_be
 
 _ALPHA = 800.0
@@ -63,7 +68,10 @@ class Shift(QuadraticFeatures):
             taps = "odd" if dims == 1 else f"k ** {dims} with an odd k"
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
-        self.fixed_displacements = _whole_shifts(displacements, self.num_heads, self.dims)
+        numbers = read_numbers("displacements", displacements, (self.num_heads, self.dims))
+        if (numbers != numbers.round()).any():
+            raise ArgumentError(must_be("displacements", "integers", displacements))
+        self.fixed_displacements = as_displacements(numbers)
 
     @property
     def displacements(self) -> tuple[tuple[int, ...], ...]:
@@ -114,13 +122,3 @@ class Shift(QuadraticFeatures):
         places = [displacement.new_full((1,), shift[axis]) for shift in self.displacements]
         offset = displacement - per_head(torch.cat(places), displacement)
         return -_ALPHA * offset**2
-
-
-def _whole_shifts(
-    displacements: Sequence[Sequence[int]] | Sequence[int], num_heads: int, dims: int
-) -> tuple[tuple[int, ...], ...]:
-    """Checks displacements and copies them."""
-    numbers = read_numbers("displacements", displacements, (num_heads, dims))
-    if (numbers != numbers.round()).any():
-        raise ArgumentError(must_be("displacements", "integers", displacements))
-    return tuple(tuple(map(int, shift)) for shift in numbers.tolist())

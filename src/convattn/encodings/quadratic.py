@@ -53,6 +53,11 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
     return list(product(range(-reach, reach + 1), repeat=dims))
 
 
+def as_displacements(numbers: Float[Tensor, "heads dims"]) -> tuple[tuple[int, ...], ...]:
+    """Returns whole numbers of pixels, one displacement per head."""
+    return tuple(tuple(map(int, head)) for head in numbers.tolist())
+
+
 def round_shapes(roots: Float[Tensor, " heads"], dims: int) -> Float[Tensor, "heads dims dims"]:
     """Returns a number per head times the identity."""
     return roots[:, None, None] * torch.eye(dims, dtype=roots.dtype, device=roots.device)
@@ -189,8 +194,7 @@ class Quadratic(QuadraticFeatures):
         away = (centres - nearest).abs()
         near = torch.exp(-alpha * (1 - 2 * away)) / -torch.expm1(-alpha * (3 - 2 * away))
         far = torch.exp(-alpha * (1 + 2 * away)) / -torch.expm1(-3 * alpha)
-        displacements = tuple(tuple(map(int, head)) for head in nearest.tolist())
-        return displacements, (near + far).sum(1).max().item()
+        return as_displacements(nearest), (near + far).sum(1).max().item()
 
     @property
     def head_shapes(self) -> Float[Tensor, "heads dims dims"]:

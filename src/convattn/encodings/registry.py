@@ -124,18 +124,14 @@ def import_modules(names: Sequence[str]) -> None:
     sys.path.insert(0, str(Path.cwd()))
     try:
         for name in names:
-            _import(name)
+            try:
+                import_module(name)
+            except Exception as error:
+                expected = "a module that can be imported, by its name as in Python"
+                reason = f"{type(error).__name__}: {error}"
+                raise ArgumentError(f"{must_be('import', expected, name)} ({reason})") from error
     finally:
         sys.path[:] = path
-
-
-def _import(name: str) -> None:
-    try:
-        import_module(name)
-    except Exception as error:
-        expected = "a module that can be imported, by its name as in Python"
-        reason = f"{type(error).__name__}: {error}"
-        raise ArgumentError(f"{must_be('import', expected, name)} ({reason})") from error
 
 
 def describe_encoding(encoding: Encoding) -> dict[str, Any]:

@@ -11,7 +11,11 @@ from convattn.encodings.encoding import Encoding
 from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.sinusoidal import Sinusoidal
+from convattn.errors import ArgumentError, must_be
 from convattn.grid import Axis
+
+_FLATTER = AxialDistance | Distance | LearnedTable | Sinusoidal
+"""Encodings whose heads attend to more keys at the start than those of `LearnedAxial`."""
 
 _HALVINGS = 50
 """Halvings of the interval of factors: past the digits of float64."""
@@ -32,14 +36,16 @@ def attended_keys(encoding: Encoding, size: int) -> float:
 
 
 @torch.no_grad()
-def start_like_table(
-    encoding: Distance | AxialDistance | Sinusoidal | LearnedTable, *, size: int, width: int
-) -> None:
+def start_like_table(encoding: Encoding, *, size: int, width: int) -> None:
     """Draws an encoding anew so that its heads attend to as many keys as those of a new `LearnedAxial`.
 
     Linear maps are drawn as PyTorch draws them. One factor for all heads then multiplies the weights in which scores
     are linear, so that their shape is the encoding's own. The table is drawn for this, with vectors of the given width.
+    Raises ArgumentError unless the encoding starts flatter than a table.
     """
+    if not isinstance(encoding, _FLATTER):
+        expected = f'"network" with {type(encoding).__name__}'
+        raise ArgumentError(must_be("position_start", expected, "table"))
     if next(encoding.parameters()).is_meta:
         return
     for module in encoding.modules():

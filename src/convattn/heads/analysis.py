@@ -110,14 +110,13 @@ def analyze(
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
     require_network("model", model)
-    inputs = _require(images, kernel_size, controls)
-    first_input = next(iter(inputs.values()))
-    image_count, image_shape = len(first_input), tuple(first_input[0].shape)
+    inputs = Images(images)
+    _require(kernel_size, controls)
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in survey(model) if layer.refused]
-    counts = {MEASURED: image_count}
-    counts |= {name: control_count(image_count) for name in CONTROLS if name in controls}
+    counts = {MEASURED: inputs.count}
+    counts |= {name: control_count(inputs.count) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
@@ -126,8 +125,8 @@ def analyze(
             if name == SHUFFLED:
                 first = next(iter(runs[MEASURED].layers.values()))
                 grid = first.pairs.layout.grid
-                if _ONLY not in inputs or not can_shuffle(image_shape, grid):
-                    notes.append(f"{SHUFFLED}: {image_shape} is not cut into a grid of {grid}")
+                if _ONLY not in inputs.by_name or not can_shuffle(inputs.shape, grid):
+                    notes.append(f"{SHUFFLED}: {inputs.shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
                 try:
@@ -136,15 +135,15 @@ def analyze(
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
             runs[name] = Run(count, layers, kernel_size)
-            image = partial(_image, inputs, grid=grid)
-            runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
+            batch_of = partial(inputs.batch, grid=grid)
+            runs[name].measure(network, batch_of, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     return HeadReport(
         model=type(model).__name__,
-        images=image_count,
+        images=inputs.count,
         control_images=max((run.count for run in runs.values()), default=0),
-        image_shape=image_shape,
-        groups=min(GROUPS, image_count),
+        image_shape=inputs.shape,
+        groups=min(GROUPS, inputs.count),
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
@@ -155,36 +154,8 @@ def analyze(
     )
 
 
-def _require(images: Any, kernel_size: int, controls: Any) -> dict[str, Any]:
-    """Returns the images of each input by its name; raises on a mistake in the arguments."""
-    inputs = {_ONLY: images}
-    counts: dict[str, int | None] = {}
-    if isinstance(images, Mapping):
-        inputs = dict(images)
-        for name, batch in images.items():
-            is_batch = isinstance(batch, Tensor) and batch.ndim
-            counts[name] = len(batch) if is_batch else None
-    elif isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
-        expected = (
-            "a tensor, a list of single images, or for a network of several inputs a mapping like"
-            ' {"name of the argument": batch, …}'
-        )
-        raise ArgumentError(must_be_a("images", expected, images))
-    if isinstance(images, Tensor) and images.ndim < 2:
-        shape = tuple(images.shape)
-        raise ArgumentError(
-            must_be("images", "a batch, whose first axis numbers the images", shape)
-        )
-    if None in counts.values() or len(set(counts.values())) > 1:
-        raise ArgumentError(
-            f"images must hold a batch of each input, all as long, but hold {counts}"
-        )
-    if not inputs or not len(next(iter(inputs.values()))):
-        raise ArgumentError("images must be at least one, but there is none")
-    for first in _image(inputs, 0).values():
-        if first.numel() == 0:
-            shape = tuple(first.shape)
-            raise ArgumentError(must_be("images", "of at least one value each", shape))
+def _require(kernel_size: int, controls: Any) -> None:
+    """Raises an error for an even kernel, and for controls that there are not."""
     if kernel_size % 2 == 0:
         raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
     if isinstance(controls, str) or not isinstance(controls, Iterable):
@@ -192,32 +163,85 @@ def _require(images: Any, kernel_size: int, controls: Any) -> dict[str, Any]:
     for name in controls:
         if name not in CONTROLS:
             raise UnknownNameError("control", name, CONTROLS)
-    return inputs
 
 
 _ONLY = ""
 """Name of the input of a network that has one."""
 
 
-def _image(
-    inputs: Mapping[str, Any], number: int, grid: tuple[int, ...] | None = None
-) -> dict[str, Tensor]:
-    """Returns an image by the name of the input, shuffled if a grid is given.
+class Images:
+    """The images of an analysis, which are read batch by batch.
 
-    Raises ArgumentError unless it is a dense tensor with values.
+    Attributes:
+        by_name: Those of each input, by its name.
+        count: Number of images.
+        shape: Shape of one of the first input.
     """
-    image = {key: batch[number] for key, batch in inputs.items()}
-    for key, part in image.items():
-        name = f"images[{key!r}][{number}]" if key else f"images[{number}]"
-        if not isinstance(part, Tensor):
-            raise ArgumentError(must_be_a(name, "a tensor", part))
-        if part.layout != torch.strided:
-            raise ArgumentError(must_be(name, "dense", part.layout))
-        if part.is_meta:
-            raise ArgumentError(f"{name} must have values, but is on the meta device")
-    if grid is not None:
-        image[_ONLY] = shuffled(image[_ONLY], grid, number)
-    return image
+
+    def __init__(self, images: Any) -> None:
+        """Takes a batch, single images, or batches by name; raises ArgumentError for anything else."""
+        self.by_name = {_ONLY: images}
+        counts: dict[str, int | None] = {}
+        if isinstance(images, Mapping):
+            self.by_name = dict(images)
+            for name, batch in images.items():
+                is_batch = isinstance(batch, Tensor) and batch.ndim
+                counts[name] = len(batch) if is_batch else None
+        elif isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
+            expected = (
+                "a tensor, a list of single images, or for a network of several inputs a mapping like"
+                ' {"name of the argument": batch, …}'
+            )
+            raise ArgumentError(must_be_a("images", expected, images))
+        if isinstance(images, Tensor) and images.ndim < 2:
+            shape = tuple(images.shape)
+            raise ArgumentError(
+                must_be("images", "a batch, whose first axis numbers the images", shape)
+            )
+        if None in counts.values() or len(set(counts.values())) > 1:
+            raise ArgumentError(
+                f"images must hold a batch of each input, all as long, but hold {counts}"
+            )
+        self.count = len(next(iter(self.by_name.values()), ()))
+        if not self.count:
+            raise ArgumentError("images must be at least one, but there is none")
+        self._shapes = defaultdict[str, set[tuple[int, ...]]](set)
+        first = next(iter(self.batch([0]).values()))
+        self.shape = tuple(first.shape[1:])
+
+    def batch(
+        self, numbers: Sequence[int], grid: tuple[int, ...] | None = None
+    ) -> dict[str, Tensor]:
+        """Returns some images by the name of the input, shuffled if a grid is given.
+
+        Raises ArgumentError unless they are dense tensors of one size with finite values.
+        """
+        batches = {}
+        for key, images in self.by_name.items():
+            parts = []
+            for number in numbers:
+                name = f"images[{key!r}][{number}]" if key else f"images[{number}]"
+                part = images[number]
+                if not isinstance(part, Tensor):
+                    raise ArgumentError(must_be_a(name, "a tensor", part))
+                if part.layout != torch.strided:
+                    raise ArgumentError(must_be(name, "dense", part.layout))
+                if part.is_meta:
+                    raise ArgumentError(f"{name} must have values, but is on the meta device")
+                if not part.numel():
+                    shape = tuple(part.shape)
+                    raise ArgumentError(must_be(name, "of at least one value", shape))
+                parts.append(part if grid is None else shuffled(part, grid, number))
+            shapes = self._shapes[key]
+            shapes.update(tuple(part.shape) for part in parts)
+            if len(shapes) > 1:
+                sizes = " and ".join(map(str, sorted(shapes)))
+                raise ArgumentError(f"images must be of one size, but are of {sizes}")
+            batch = torch.stack(parts)
+            if batch.is_floating_point() and not bool(torch.isfinite(batch).all()):
+                raise ArgumentError("images must hold finite numbers, but some are infinite or nan")
+            batches[key] = batch
+        return batches
 
 
 _SECONDS = 10.0
@@ -267,26 +291,23 @@ class Run:
     def measure(
         self,
         model: nn.Module,
-        image: Callable[[int], Mapping[str, Tensor]],
+        batch_of: Callable[[Sequence[int]], dict[str, Tensor]],
         advance: Callable[[int], None],
         like: "Run",
     ) -> None:
         """Measures the images, in a random order.
 
-        `image` returns one by its number, and `advance` is called with the size of each batch. The memory of an image
-        in the run `like`, which may be this one, is known from its first batch on. If masks of a layer turn out to
-        differ between batches, sums start anew.
+        `batch_of` returns some by their numbers, and `advance` is called with the size of each batch. The memory of an
+        image in the run `like`, which may be this one, is known from its first batch on. If masks of a layer turn out
+        to differ between batches, sums start anew.
         """
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
         watcher = Watcher(model, self._names, prove=like is self)
-        shapes = defaultdict[str, set[tuple[int, ...]]](set)
         for start, stop in self._batches((fitted, self.count), like):
-            samples = [image(number) for number in order[start:stop]]
-            batch = {}
-            for name in samples[0]:
-                part = _batch([sample[name] for sample in samples], shapes[name])
+            batch = batch_of(order[start:stop])
+            for name, part in batch.items():
                 batch[name] = part.to(next(model.parameters(), part).device)
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)
@@ -294,7 +315,7 @@ class Run:
             if len(self._masked) > known:
                 advance(-start)
                 self.layers.clear()
-                self.measure(model, image, advance, like)
+                self.measure(model, batch_of, advance, like)
                 return
             advance(stop - start)
 
@@ -364,18 +385,6 @@ class Run:
             layer.add(call, members, held_out=held_out)
         else:
             self._masked.add(name)
-
-
-def _batch(images: Sequence[Tensor], shapes: set[tuple[int, ...]]) -> Tensor:
-    """Makes a batch; raises ArgumentError if images are not finite, or differ in size from those of `shapes`."""
-    shapes.update(tuple(image.shape) for image in images)
-    if len(shapes) > 1:
-        sizes = " and ".join(map(str, sorted(shapes)))
-        raise ArgumentError(f"images must be of one size, but are of {sizes}")
-    batch = torch.stack(list(images))
-    if batch.is_floating_point() and not bool(torch.isfinite(batch).all()):
-        raise ArgumentError("images must hold finite numbers, but some are infinite or nan")
-    return batch
 
 
 def _layer_report(

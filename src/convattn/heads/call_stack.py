@@ -1,6 +1,6 @@
 """What a network with replaced heads knows while it runs: the calls around a layer, and the grids it is cut into."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -13,6 +13,20 @@ from torch import Tensor, nn
 from convattn.errors import ShapeError
 from convattn.heads.catalogue import convolves
 from convattn.heads.families.attention_class import CallContext
+from convattn.heads.layout import times
+
+
+class _Thread(local):
+    """What runs in one thread.
+
+    Attributes:
+        running: The calls that have not returned, outermost first.
+        sizes: Grid of what each convolution gave out last, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[CallContext] = []
+        self.sizes: dict[str, tuple[int, ...]] = {}
 
 
 @final
@@ -24,26 +38,12 @@ class CallStack:
 
     def __init__(self) -> None:
         """Begins without calls."""
-        self._thread = local()
+        self._thread = _Thread()
         # Grids of what each convolution gave out in any thread, in their order
         self._grids: dict[str, list[tuple[int, ...]]] = {}
 
     def __reduce__(self) -> tuple[type["CallStack"], tuple[()]]:
         return CallStack, ()
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Grid of what each convolution gave out last in this thread, by its name."""
-        if not hasattr(self._thread, "sizes"):
-            self._thread.sizes = {}
-        return self._thread.sizes
-
-    @property
-    def running(self) -> list[CallContext]:
-        """The calls in this thread that have not returned."""
-        if not hasattr(self._thread, "running"):
-            self._thread.running = []
-        return self._thread.running
 
     def grid(self, source: str, positions: int) -> tuple[int, ...] | None:
         """Returns the grid of the image that runs; None if its convolution has not run.
@@ -52,26 +52,22 @@ class CallStack:
         that there was, and several raise ShapeError.
         """
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() < 0:
-            return self.sizes.get(source)
+            return self._thread.sizes.get(source)
         fitting = [grid for grid in self._grids.get(source, ()) if prod(grid) == positions]
         if len(fitting) > 1:
-            grids = " and ".join(_words(grid) for grid in fitting)
+            grids = " and ".join(times(grid) for grid in fitting)
             raise ShapeError(
                 f"images of {grids} patches cannot be told apart where a checkpoint computes a layer again; train"
                 " without checkpoints, or on images of one size"
             )
         return fitting[0] if fitting else None
 
-    def follow(self, network: nn.Module, layers: Iterable[str]) -> None:
+    def follow(self, network: nn.Module, layers: Sequence[str]) -> None:
         """Notes from now on the sizes of convolutions, and the calls of the modules around some layers."""
-        around = set()
-        for layer in layers:
-            parts = layer.split(".")
-            around |= {".".join(parts[:depth]) for depth in range(len(parts))}
         for name, module in network.named_modules():
             if convolves(module):
                 module.register_forward_hook(partial(self._note, name))
-            if name in around:
+            if any(not name or layer.startswith(f"{name}.") for layer in layers):
                 enter = partial(self._enter, name)
                 module.register_forward_pre_hook(enter, with_kwargs=True)
                 module.register_forward_hook(self._leave, always_call=True)
@@ -80,32 +76,30 @@ class CallStack:
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> CallContext:
         """Describes a call of a layer by the modules that run around it."""
-        parents = tuple(reversed(self.running))
+        parents = tuple(reversed(self._thread.running))
+        outermost = parents[-1] if parents else CallContext(name, module, args, named)
         features = {}
-        for part in (parents[-1].module if parents else module).modules():
-            for hook in part._forward_hooks.values():
-                note: Any = hook
-                own = isinstance(hook, partial) and note.func == self._note
-                if own and note.args[0] in self.sizes:
-                    features[part] = self.sizes[note.args[0]]
+        for place, part in outermost.module.named_modules(prefix=outermost.name):
+            if place in self._thread.sizes:
+                features[part] = self._thread.sizes[place]
         return CallContext(name, module, args, named, parents, features=features)
 
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         if not name:
-            self.running.clear()  # of a call that was interrupted
-        self.running.append(CallContext(name, module, args, named))
+            self._thread.running.clear()  # of a call that was interrupted
+        self._thread.running.append(CallContext(name, module, args, named))
 
     def _leave(self, *_: Any) -> None:
-        if self.running:
-            self.running.pop()
+        if self._thread.running:
+            self._thread.running.pop()
 
     def _note(
         self, name: str, _module: nn.Module, _arguments: tuple[Any, ...], out: Tensor
     ) -> None:
         sizes = tuple(map(int, out.shape[2:]))
-        self.sizes[name] = sizes
+        self._thread.sizes[name] = sizes
         if not torch.compiler.is_compiling():
             grids = self._grids.setdefault(name, [])
             if sizes not in grids:
@@ -133,10 +127,6 @@ def require_sizes(
     """Raises ShapeError unless images have the sizes for which weights of heads were measured."""
     if sizes != measured:
         raise ShapeError(
-            f"images must be {words.format(_words(measured))}, on which the heads were measured, but"
-            f" these are {words.format(_words(sizes))}"
+            f"images must be {words.format(times(measured))}, on which the heads were measured, but"
+            f" these are {words.format(times(sizes))}"
         )
-
-
-def _words(sizes: tuple[int, ...]) -> str:
-    return " x ".join(map(str, sizes))

@@ -1,12 +1,12 @@
 """The one catalogue of attention: which classes are read, replaced, initialised or refused, and a user's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from convattn.convert.surgery import matches, names_by_module, patterns, require_network
+from convattn.convert.surgery import matches, patterns, require_network
 from convattn.convert.taps import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
@@ -16,12 +16,9 @@ from convattn.heads.families.attention_class import (
     TokenAttention,
 )
 from convattn.heads.families.reduced_keys import REDUCED_KEYS
-from convattn.heads.families.timm_vits import TIMM_VITS, timm_network
+from convattn.heads.families.timm_vits import TIMM_VITS
 from convattn.heads.families.torch_attention import TORCH_ATTENTION
-from convattn.heads.families.transformers_encoders import (
-    TRANSFORMERS_ENCODERS,
-    transformers_network,
-)
+from convattn.heads.families.transformers_encoders import TRANSFORMERS_ENCODERS
 from convattn.heads.families.window_attention import WINDOWS
 from convattn.structure import full_name
 
@@ -72,14 +69,16 @@ _NONE_KNOWN = (
 _registered: list[tuple[type[nn.Module], AttentionClass]] = []  # The last of a class counts
 
 _TRANSFORMERS_VIT = "transformers.models.vit.modeling_vit"
-PATCH_NETWORKS: dict[str, Callable[[nn.Module], PatchNetwork]] = {
-    "timm.models.vision_transformer.VisionTransformer": timm_network,
-    "timm.models.deit.VisionTransformerDistilled": timm_network,
-    f"{_TRANSFORMERS_VIT}.ViTModel": transformers_network,
-    f"{_TRANSFORMERS_VIT}.ViTForImageClassification": transformers_network,
-    f"{_TRANSFORMERS_VIT}.ViTForMaskedImageModeling": transformers_network,
+_TIMM_VIT = PatchNetwork("patch_embed", "blocks.")
+_VIT_INSIDE = PatchNetwork("vit.embeddings.patch_embeddings")
+PATCH_NETWORKS: dict[str, PatchNetwork] = {
+    "timm.models.vision_transformer.VisionTransformer": _TIMM_VIT,
+    "timm.models.deit.VisionTransformerDistilled": _TIMM_VIT,
+    f"{_TRANSFORMERS_VIT}.ViTModel": PatchNetwork("embeddings.patch_embeddings"),
+    f"{_TRANSFORMERS_VIT}.ViTForImageClassification": _VIT_INSIDE,
+    f"{_TRANSFORMERS_VIT}.ViTForMaskedImageModeling": _VIT_INSIDE,
 }
-"""Networks whose heads can be initialised, by full name of the class, with what describes them."""
+"""Networks whose heads can be initialised, by full name of the class."""
 
 
 def register_attention(
@@ -120,13 +119,8 @@ def register_attention(
     entry = (cls, known)
     _registered.append(entry)
     registration = ExitStack()
-    registration.callback(_forget, entry)
+    registration.callback(_registered.remove, entry)
     return registration
-
-
-def _forget(entry: tuple[type[nn.Module], AttentionClass]) -> None:
-    """Takes one registration back, and leaves others of the same class."""
-    _registered[:] = [other for other in _registered if other is not entry]
 
 
 def attention_class(module: nn.Module) -> AttentionClass | None:
@@ -153,7 +147,7 @@ def read_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     known = attention_class(attention)
     if known is None or known.matrices is None:
-        reason = None if known is None else known.refused or known.unchanged
+        reason = None if known is None else known.refused
         raise UnsupportedModelError(reason or "where its matrices are is not known")
     return known.matrices(attention)
 
@@ -202,7 +196,7 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
     """Lists the attention layers that the catalogue knows, none of them twice; perhaps none."""
     layers: list[AttentionModule] = []
     inside: set[nn.Module] = set()
-    for module, names in names_by_module(model).items():
+    for name, module in model.named_modules():
         known = attention_class(module)
         if is_own(module):
             known = AttentionClass("sequence" if module.dims == 1 else "global")
@@ -211,7 +205,7 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
         if known.refused is not None:
             inside.update(module.modules())  # attention inside a refused module is refused with it
         kind = full_name(type(module))
-        layers.append(AttentionModule(names[0], kind, known.pattern, known.refused))
+        layers.append(AttentionModule(name, kind, known.pattern, known.refused))
     return tuple(layers)
 
 
@@ -224,15 +218,15 @@ def layers_to_read(
     """
     every = survey(model) if layers is None else attention_layers(model)
     names = [layer.name for layer in every]
-    wanted = patterns("layers", layers, names, "attention layers") or ("*",)
+    wanted = patterns("layers", layers, names, "attention layers")
     unwanted = patterns("without", without, names, "attention layers") or ()
-    for pattern in () if layers is None else wanted:
+    for pattern in wanted or ():
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):
             raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")
     modules = set()
     for layer in every:
-        named = matches([layer.name], wanted) and not matches([layer.name], unwanted)
+        named = matches([layer.name], wanted or ("*",)) and not matches([layer.name], unwanted)
         if named and layer.refused is None:
             modules.add(model.get_submodule(layer.name))
     return modules

@@ -48,23 +48,22 @@ class Contraction(NamedTuple):
         for names, operand in zip(self.names, self.operands, strict=True):
             for name, size in zip(names, operand.shape, strict=True):
                 sizes[name] = max(size, sizes.get(name, 1))
-        names = self.names[place]
-        groups, queries, channels = self._sorted(place, keys, sizes)
+        names, weights = _whole_axes(self.names[place], self.operands[place], sizes)
+        value_names, values = _whole_axes(self.names[1 - place], self.operands[1 - place], sizes)
+        groups, queries, channels = self._sorted(names, value_names, keys, sizes)
         of_weights = (*groups, queries, keys)
-        weights = _arranged(self.operands[place], names, of_weights, sizes)
-        values = _arranged(
-            self.operands[1 - place], self.names[1 - place], (*groups, keys, channels), sizes
-        )
+        of_out = (*groups, queries, channels)
         mask = None
         if allowed is not None:
-            mask = _arranged(allowed, names, of_weights, sizes)
+            _, mask = _whole_axes(self.names[place], allowed, sizes)
+            mask = _arranged(mask, names, of_weights, sizes)
         wide = torch.promote_types(weights.dtype, torch.float32)
-        of_out = (*groups, queries, channels)
-        letters = " ".join(_letters(out, self.result, sizes))
+        weights = _arranged(weights, names, of_weights, sizes)
+        letters = " ".join(self.result)
         of_axes = {name: sizes[name] for name in "".join(of_out)}
         return Product(
             out=_arranged(out, self.result, of_out, sizes),
-            inputs=(weights, values),
+            inputs=(weights, _arranged(values, value_names, (*groups, keys, channels), sizes)),
             compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
             weights=lambda: weights.detach().to(wide, copy=True),
             mask=mask,
@@ -74,27 +73,18 @@ class Contraction(NamedTuple):
         )
 
     def _sorted(
-        self,
-        place: int,
-        keys: str,
-        sizes: dict[str, int],
+        self, weights: str, values: str, keys: str, sizes: dict[str, int]
     ) -> tuple[list[str], str, str]:
         """Returns the letters of leading axes, joined as they are one, of the queries, and of the channels.
 
         Axes of the weights that the values lack are those of the queries, and of heads that share their values. Axes of
         the values that the weights lack are channels, or, before all others, images that share their weights.
         """
-        of_both = []
-        for names, operand in zip(self.names, self.operands, strict=True):
-            letters = _letters(operand, names, sizes)
-            of_both.append([name for name in letters if name != _STRETCHED])
-        weights = of_both[place]
-        values = of_both[1 - place]
         alone = [name for name in weights if name not in values]
         square = [name for name in alone if sizes[name] == sizes[keys]]
         queries = (square or alone or [""])[-1]
         start = min(values.index(name) for name in weights if name in values)
-        lead = values[:start]
+        lead = [*values[:start]]
         channels = [name for name in values[start:] if name not in weights]
         if lead and not channels:
             channels.append(lead.pop())
@@ -110,14 +100,10 @@ class Contraction(NamedTuple):
         return groups, queries, "".join(channels)
 
 
-_STRETCHED = "1"
-"""The name of an axis of size 1 that is repeated to the other operand's size."""
-
-
-def _letters(tensor: Tensor, names: str, sizes: dict[str, int]) -> list[str]:
-    """Lists the letters of the axes of a tensor; those that are stretched have none."""
-    pairs = zip(names, tensor.shape, strict=True)
-    return [name if size == sizes[name] else _STRETCHED for name, size in pairs]
+def _whole_axes(names: str, tensor: Tensor, sizes: dict[str, int]) -> tuple[str, Tensor]:
+    """Drops the axes of size 1 that are repeated to the other operand's size, and their letters."""
+    whole = [name for name, size in zip(names, tensor.shape, strict=True) if size == sizes[name]]
+    return "".join(whole), tensor.reshape([sizes[name] for name in whole])
 
 
 def _arranged(
@@ -127,9 +113,8 @@ def _arranged(
     sizes: dict[str, int],
 ) -> Tensor:
     """Sorts axes into groups, each of which becomes one; repeats what is missing."""
-    letters = _letters(tensor, names, sizes)
-    missing = {name: sizes[name] for name in "".join(groups) if name not in letters}
-    return repeat(tensor, f"{' '.join(letters)} -> {_joined(groups)}", **missing)
+    missing = {name: sizes[name] for name in "".join(groups) if name not in names}
+    return repeat(tensor, f"{' '.join(names)} -> {_joined(groups)}", **missing)
 
 
 def _joined(groups: Sequence[str]) -> str:
@@ -168,12 +153,12 @@ def _read_equation(equation: str, operands: Sequence[Tensor]) -> Contraction | N
         return None
     for term, operand in zip(terms.split(","), operands, strict=True):
         hidden = operand.ndim - len(term.replace("...", ""))
-        names.append(term.replace("...", spare[len(spare) - hidden :]))
-    for name, operand in zip(names, operands, strict=True):
+        name = term.replace("...", spare[len(spare) - hidden :])
         if not len(name) == len(set(name)) == operand.ndim:
             return None
+        names.append(name)
     if not arrow:
-        once = [letter for letter in sorted(terms) if terms.count(letter) == 1]
-        result = "..." + "".join(letter for letter in once if letter.isalpha())
+        letters = filter(str.isalpha, sorted(terms))
+        result = "..." + "".join(letter for letter in letters if terms.count(letter) == 1)
     ellipsis = "".join(letter for letter in spare if letter in "".join(names))
     return Contraction(operands, names, result.replace("...", ellipsis))

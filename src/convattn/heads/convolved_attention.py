@@ -1,7 +1,6 @@
 """Attention over tokens of which some or all heads average values by displacement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import final
 
@@ -18,7 +17,9 @@ from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
+from convattn.heads.fixed_attention import DisplacedHeads
 from convattn.heads.head_report import LayerReport
+from convattn.heads.layout import times
 
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
@@ -47,11 +48,6 @@ class KernelMeans(nn.Module):
         super().__init__()
         self.kernel = nn.Parameter(kernel.clone())
         self.first = tuple(first)
-
-    @property
-    def heads(self) -> int:
-        """Number of heads."""
-        return self.kernel.shape[0]
 
     @property
     def box(self) -> tuple[int, ...]:
@@ -97,19 +93,6 @@ class KernelMeans(nn.Module):
 def _axes(sizes: Sequence[int]) -> list[Axis]:
     """Returns the axes of a grid of which every position is a query and a key."""
     return [Axis(range(size), size) for size in sizes]
-
-
-@dataclass(frozen=True)
-class MeasuredHeads:
-    """Some heads of a layer with their kernels in one box."""
-
-    heads: tuple[int, ...]  # Their numbers in the layer
-    kernel: Float[Tensor, "heads *box"]  # K, of sum 1
-    first: tuple[int, ...]  # Displacement of the box's first tap
-    prefix_shares: Float[Tensor, "heads prefix"]  # Mean weight of a position for each prefix token
-    prefix_maps: Float[
-        Tensor, "heads prefix tokens"
-    ]  # Weights of each prefix token's query, of sum 1
 
 
 @final
@@ -174,7 +157,7 @@ class ConvolvedAttention(nn.Module):
         content: The heads that attend as before, or None.
         at_prefix: The heads that average, for the queries of prefix tokens; None if these have fixed weights.
         grid: Sizes of the grid on which the heads were measured.
-        any_length: Whether it is a sequence of any length.
+        one_grid: Whether it is for that grid alone, because queries of prefix tokens have fixed weights.
         source: Name of the convolution that cuts images into the grid; empty if none does, which leaves one grid.
         after: What follows the output: its dropout.
     """
@@ -182,7 +165,7 @@ class ConvolvedAttention(nn.Module):
     def __init__(
         self,
         layer: TokenAttention,
-        measured: MeasuredHeads,
+        measured: DisplacedHeads,
         report: LayerReport,
         calls: CallStack,
         *,
@@ -195,16 +178,15 @@ class ConvolvedAttention(nn.Module):
         """
         super().__init__()
         others = [head for head in range(layer.heads) if head not in measured.heads]
-        order = [*measured.heads, *others]
-        rows = _head_rows(order, layer.head_width)
+        rows = _head_rows([*measured.heads, *others], layer.head_width)
         self.heads = layer.heads
         self.grid = report.grid
-        self.any_length = len(report.grid) == 1 and (attends or not report.prefix)
         self.source = report.grid_source
         self.calls = calls
         self.value = some_rows(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
-        attends = attends and bool(measured.prefix_maps.numel())
+        self.one_grid = report.prefix > 0 and not attends
+        attends &= report.prefix > 0
         self.at_prefix = OtherHeads(layer, measured.heads) if attends else None
         weight = layer.value.weight
         output = layer.output
@@ -212,17 +194,19 @@ class ConvolvedAttention(nn.Module):
         self.output = linear(output.weight[:, rows], bias, like=output)
         self.after = layer.after
         wide = torch.promote_types(weight.dtype, torch.float32)
-        kind = {"device": weight.device, "dtype": wide}
-        self.means = KernelMeans(measured.kernel.to(**kind), measured.first)
-        self.means.requires_grad_(weight.requires_grad)
-        shares = measured.prefix_shares.to(**kind)
-        maps = measured.prefix_maps.to(**kind)
+
+        def parameter(numbers: Tensor) -> nn.Parameter:
+            # An empty parameter gets no gradient, which DistributedDataParallel refuses.
+            learns = weight.requires_grad and numbers.numel() > 0
+            return nn.Parameter(numbers.to(weight.device, wide, copy=True), learns)
+
+        self.means = KernelMeans(measured.kernel, measured.first)
+        self.means.kernel = parameter(measured.kernel)
+        self.prefix_shares = parameter(measured.prefix_shares)
+        maps = measured.prefix_maps
         if attends:
             maps = maps[..., :0]
-        # An empty parameter gets no gradient, which DistributedDataParallel refuses.
-        learns = weight.requires_grad
-        self.prefix_shares = nn.Parameter(shares, requires_grad=learns and shares.numel() > 0)
-        self.prefix_maps = nn.Parameter(maps, requires_grad=learns and maps.numel() > 0)
+        self.prefix_maps = parameter(maps)
 
     @property
     def prefix(self) -> int:
@@ -236,53 +220,46 @@ class ConvolvedAttention(nn.Module):
         """Applies the attention to prefix tokens, then positions row by row; a wrong number raises ShapeError."""
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
-        averaging = self.means.heads
-        parts = []
-        if averaging:
-            means = self._by_displacement(values[:, :averaging], sizes)
-            if self.at_prefix is not None:
-                own = values[:, :averaging]
-                first = self.at_prefix(tokens, own, self.prefix)
-                means = torch.cat([first, means], dim=2)
-            parts.append(means)
+        averaging = len(self.means.kernel)
+        parts = [self._averaged(tokens, values[:, :averaging], sizes)]
         if self.content is not None:
             parts.append(self.content(tokens, values[:, averaging:]))
         y = torch.cat(parts, dim=1)
         y = rearrange(y, "batch heads tokens width -> batch tokens (heads width)")
         return self.after(self.output(y))
 
-    def _by_displacement(
+    def _averaged(
         self,
-        values: Float[Tensor, "batch heads tokens width"],
+        tokens: Float[Tensor, "batch tokens width"],
+        values: Float[Tensor, "batch heads tokens head_width"],
         sizes: tuple[int, ...],
-    ) -> Float[Tensor, "batch heads _ width"]:
-        """Averages values at positions by displacement, and those of all tokens for prefix tokens that have maps."""
-        prefix = values[:, :, : self.prefix]
-        positions = values[:, :, self.prefix :]
-        around = self.means(positions, sizes)
-        if not self.prefix:
+    ) -> Float[Tensor, "batch heads tokens head_width"]:
+        """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
+        prefix = self.prefix
+        around = self.means(values[:, :, prefix:], sizes)
+        if not prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
         rest = 1 - self.prefix_shares.sum(1)
         rest = rest.to(values.dtype)[:, None, None]
-        around = rest * around + torch.matmul(shares[:, None], prefix)
-        if self.at_prefix is not None:
-            return around
-        at_prefix = torch.matmul(self.prefix_maps.to(values.dtype), values)
-        return torch.cat([at_prefix, around], dim=2)
+        around = rest * around + torch.matmul(shares[:, None], values[:, :, :prefix])
+        if self.at_prefix is None:
+            first = torch.matmul(self.prefix_maps.to(values.dtype), values)
+        else:
+            first = self.at_prefix(tokens, values, prefix)
+        return torch.cat([first, around], dim=2)
 
     def _sizes(self, tokens: int) -> tuple[int, ...]:
         """Returns the sizes of the grid, or raises ShapeError if it is another and must not, or does not fit."""
-        if self.any_length:
+        if len(self.grid) == 1 and not self.one_grid:
             return (tokens - self.prefix,)
         sizes = self.calls.grid(self.source, tokens - self.prefix) or self.grid
-        if self.prefix and self.at_prefix is None:
+        if self.one_grid:
             require_sizes(self.grid, sizes)
         expected = self.prefix + prod(sizes)
         if tokens != expected:
-            grid = " x ".join(map(str, sizes))
             raise ShapeError(
-                f"tokens must be {expected} ({self.prefix} prefix and {grid} positions), as where the heads were"
-                f" measured, but are {tokens}"
+                f"tokens must be {expected} ({self.prefix} prefix and {times(sizes)} positions), as where the heads"
+                f" were measured, but are {tokens}"
             )
         return sizes

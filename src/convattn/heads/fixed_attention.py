@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
-from einops import rearrange
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
-from convattn.heads.convolved_attention import MeasuredHeads
 from convattn.heads.families.attention_class import CallContext
+from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, Product
@@ -26,17 +26,13 @@ class MappedHeads(nn.Module):
     Attributes:
         heads: Their numbers in the layer.
         weights: The map, (groups, heads, queries, keys); with one query and key it is the same for all of them.
-        grid: The only grid of queries that it is for; None if it is for all.
         placed: Whether what the heads see depends on where queries and keys lie.
     """
-
-    attends = False
 
     def __init__(
         self,
         heads: Sequence[int],
         weights: Float[Tensor, "groups heads queries keys"],
-        grid: tuple[int, ...] | None = None,
         *,
         placed: bool = True,
     ) -> None:
@@ -44,10 +40,9 @@ class MappedHeads(nn.Module):
         super().__init__()
         self.heads = tuple(heads)
         self.weights = nn.Buffer(weights)
-        self.grid = grid
         self.placed = placed
 
-    def maps(self, _: Layout | None) -> Float[Tensor, "groups heads queries keys"]:
+    def maps(self, _: Layout | None, **__: bool) -> Float[Tensor, "groups heads queries keys"]:
         """Returns the maps."""
         return self.weights
 
@@ -58,42 +53,44 @@ class DisplacedHeads(nn.Module):
 
     Attributes:
         heads: Their numbers in the layer.
-        kernel: K, (heads, *box).
-        prefix_shares: π, (heads, prefix tokens).
-        prefix_maps: Weights of the queries of prefix tokens, (heads, prefix tokens, tokens).
-        grid: The only grid of queries that they are for; None if they are for all.
-        attends: Whether prefix tokens' queries attend as before.
+        kernel: K, (heads, *box), of sum 1.
+        first: Displacement of the box's first tap.
+        prefix_shares: π, the mean weight of a position for each prefix token, (heads, prefix tokens).
+        prefix_maps: Weights of the queries of prefix tokens, of sum 1, (heads, prefix tokens, tokens).
     """
 
     placed = True
 
     def __init__(
-        self, measured: MeasuredHeads, grid: tuple[int, ...] | None, *, attends: bool
+        self,
+        heads: tuple[int, ...],
+        kernel: Float[Tensor, "heads *box"],
+        *,
+        first: tuple[int, ...],
+        prefix_shares: Float[Tensor, "heads prefix"],
+        prefix_maps: Float[Tensor, "heads prefix tokens"],
     ) -> None:
         """Takes the heads with their kernels."""
         super().__init__()
-        self.heads = measured.heads
-        self.first = measured.first
-        self.kernel = nn.Buffer(measured.kernel)
-        self.prefix_shares = nn.Buffer(measured.prefix_shares)
-        self.prefix_maps = nn.Buffer(measured.prefix_maps)
-        self.grid = grid
-        self.attends = attends
+        self.heads = heads
+        self.kernel = nn.Buffer(kernel)
+        self.first = first
+        self.prefix_shares = nn.Buffer(prefix_shares)
+        self.prefix_maps = nn.Buffer(prefix_maps)
 
-    def maps(self, layout: Layout | None) -> Float[Tensor, "groups heads queries keys"]:
+    def maps(
+        self, layout: Layout | None, *, attends: bool
+    ) -> Float[Tensor, "groups heads queries keys"]:
         """Returns the weights on a layout; those of prefix tokens' queries are left out if they attend."""
         assert layout is not None
         places = layout.query_positions().nan_to_num()
-        taps = torch.zeros((), dtype=torch.long)
-        inside = ~layout.key_prefix
-        for axis, (size, first) in enumerate(zip(self.kernel.shape[1:], self.first, strict=True)):
-            steps = layout.keys[:, None, :, axis] - places[:, :, None, axis]
-            tap = steps.round().long() - first
-            inside = inside & (tap >= 0) & (tap < size)
-            taps = taps * size + tap
+        steps = layout.keys[:, None] - places[:, :, None]
+        taps = steps.round().long() - torch.tensor(self.first)
+        on_kernel = (taps >= 0) & (taps < torch.tensor(self.kernel.shape[1:]))
+        inside = on_kernel.all(-1) & ~layout.key_prefix
         device = self.kernel.device
-        taps = taps.masked_fill(~inside, 0).to(device)
-        maps = self.kernel.flatten(1)[:, taps].transpose(0, 1)
+        taps = taps.masked_fill(~inside[..., None], 0).to(device)
+        maps = self.kernel[:, *taps.unbind(-1)].transpose(0, 1)
         if layout.allowed is not None:
             inside = inside & layout.allowed
         maps = maps * inside[:, None].to(device)
@@ -101,7 +98,7 @@ class DisplacedHeads(nn.Module):
         rest = 1 - self.prefix_shares.sum(1)
         maps = maps / total.masked_fill(total == 0, 1) * rest[:, None, None]
         maps[..., layout.key_prefix.nonzero()[:, 0].to(device)] = self.prefix_shares[:, None]
-        if self.prefix_maps.numel() and not self.attends:
+        if self.prefix_maps.numel() and not attends:
             maps[:, :, layout.prefix_queries().to(device)] = self.prefix_maps
         return maps
 
@@ -122,26 +119,32 @@ class FixedAttention(nn.Module):
     Attributes:
         attention: The layer.
         fixed: The heads with fixed weights.
+        grid: The only grid of queries that these are for; None if they are for all.
+        attends: Whether prefix tokens' queries attend as before in heads by displacement.
     """
 
     def __init__(
         self,
-        name: str,
+        report: LayerReport,
         attention: nn.Module,
-        heads: int,
-        fixed: Sequence[nn.Module],
+        fixed: Sequence[FixedHeads],
         calls: CallStack,
+        *,
+        grid: tuple[int, ...] | None,
+        attends: bool,
     ) -> None:
-        """Takes over a layer with some number of heads, by its name in the network."""
+        """Takes over a layer, of which the report has the name and the heads."""
         super().__init__()
-        self.name = name
+        self.name = report.name
         self.attention = attention
-        self.heads = heads
+        self.heads = len(report.heads)
         weight = next(attention.parameters(), torch.empty(0))
         wide = torch.promote_types(weight.dtype, torch.float32)
         self.placed = any(part.placed for part in fixed)
         self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
         self.calls = calls
+        self.grid = grid
+        self.attends = attends
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the modules around the layer ask it for."""
@@ -183,48 +186,47 @@ class FixedAttention(nn.Module):
         if known.heads_first or self.placed:
             call = self.calls.call(self.name, self, args, named)
             layout = self._layout(known.layout, replace(call, shape=product.shape))
-        *lead, _, _ = product.shape
+            if self.grid is not None:
+                require_sizes(self.grid, layout.grid, "of a grid of {} positions")
+        *lead, queries, keys = product.shape
         if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
             raise UnsupportedModelError(
                 f"{self.name} must have the {self.heads} heads of the report, but has {lead[-1]} now"
             )
         groups = 1 if layout is None else layout.groups
-        if known.heads_first:
-            order = "(images heads groups) rows cols"
-        else:
-            order = "(images groups heads) rows cols"
-        apart = "images groups heads rows cols"
-        sizes = {"groups": groups, "heads": self.heads}
-
-        def by_head(x: Tensor) -> Shaped[Tensor, "images groups heads rows cols"]:
-            return rearrange(x.reshape(-1, *x.shape[-2:]), f"{order} -> {apart}", **sizes)
-
-        out = by_head(product.out)
-        pairs = product.shape[-2:]
-        allowed = torch.ones(1, groups, *pairs, dtype=torch.bool, device=out.device)
+        by_group = partial(known.by_group, groups=groups, heads=self.heads)
+        out = by_group(product.out)
+        allowed = torch.ones(1, groups, queries, keys, dtype=torch.bool, device=out.device)
         if layout is not None and layout.allowed is not None:
             allowed = allowed & layout.allowed.to(out.device)
         if product.mask is not None:
             mask = product.mask
             if mask.dtype != torch.bool:
                 mask = mask > EXCLUDED
-            allowed = allowed & by_head(mask.expand(product.shape)).any(2)
-        values = by_head(product.inputs[-1])
+            allowed = allowed & by_group(mask.expand(product.shape)).any(2)
+        values = by_group(product.inputs[-1])
         own = None  # unless the module computed weights, for each image, which it may return
         if product.factor is None and 0 not in product.inputs[0].stride():
-            own = by_head(product.inputs[0].data)
+            own = by_group(product.inputs[0].data)
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
-            weights = _weights(part, layout, allowed).to(values.dtype)
+            maps = part.maps(layout, attends=self.attends)
+            seen = maps * allowed[:, :, None]
+            total = seen.sum(-1, keepdim=True)
+            # In this order: what is left may be so little that its inverse overflows.
+            weights = seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
+            weights = weights.to(values.dtype)
             heads = torch.tensor(part.heads, device=out.device)
             means = weights @ values.index_select(2, heads)
             stays = None
-            if part.attends and layout is not None:
+            if self.attends and isinstance(part, DisplacedHeads) and layout is not None:
                 stays = (layout.queries < 0)[:, None, :, None].to(out.device)
             out = _with_heads(out, heads, means, stays)
             if own is not None:
                 own.copy_(_with_heads(own, heads, weights, stays))
-        return rearrange(out, f"{apart} -> {order}").view(product.out.shape)
+        if known.heads_first:
+            out = out.transpose(1, 2)
+        return out.reshape(product.out.shape)
 
     def _layout(self, read: Callable[[CallContext], Layout], call: CallContext) -> Layout:
         """Reads where queries and keys of a call lie."""
@@ -235,19 +237,6 @@ class FixedAttention(nn.Module):
                 f"{self.name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"
                 " gradients can compute it again"
             ) from None
-
-
-def _weights(
-    part: FixedHeads, layout: Layout | None, allowed: Bool[Tensor, "images groups rows cols"]
-) -> Float[Tensor, "images groups heads rows cols"]:
-    """Returns the weights of fixed heads, of which those that a mask hides are shared out among the rest."""
-    if part.grid is not None and layout is not None:
-        require_sizes(part.grid, layout.grid, "of a grid of {} positions")
-    maps = part.maps(layout)
-    seen = maps * allowed[:, :, None]
-    total = seen.sum(-1, keepdim=True)
-    # In this order: what is left may be so little that its inverse overflows.
-    return seen / total.masked_fill(total == 0, 1) * maps.sum(-1, keepdim=True)
 
 
 def _with_heads(

@@ -7,8 +7,9 @@ determine, as the share explained where nothing varies, is nan.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ class LayerReport:
 
     def control(self, name: str) -> LayerStatistics | None:
         """Returns a control by its name; None if it was not measured."""
-        return self._conditions().get(name)
+        return self.conditions().get(name)
 
     @property
     def verdicts(self) -> tuple[HeadVerdict, ...]:
@@ -174,7 +175,7 @@ class LayerReport:
 
     def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
         """What each head is as measured, with both controls, or in one of them; empty if it was not measured."""
-        conditions = self._conditions()
+        conditions = self.conditions()
         statistics = conditions.get(condition)
         if statistics is None:
             return ()
@@ -214,20 +215,10 @@ class LayerReport:
         )
         return " ".join(f"{part}." for part in parts if part)
 
-    def _conditions(self) -> dict[str, LayerStatistics]:
+    def conditions(self) -> dict[str, LayerStatistics]:
         """Returns what was measured, by condition."""
         controls = {item.name: item.measured for item in self.controls}
         return {MEASURED: self.measured, **controls}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Returns a flat row for each head in each condition."""
-        rows = []
-        for condition, statistics in self._conditions().items():
-            verdicts = self.verdicts_in(condition)
-            for head, verdict in zip(statistics.heads, verdicts, strict=True):
-                place = {"layer": self.name, "condition": condition, "verdict": str(verdict)}
-                rows.append({**place, **head.row()})
-        return rows
 
 
 @dataclass(frozen=True)
@@ -289,20 +280,22 @@ class HeadReport(Record):
         """Returns a flat row for each head of each layer, as measured and in each control, for `pandas.DataFrame`."""
         rows = []
         for depth, layer in enumerate(self.layers):
-            rows += [{"depth": depth, **row} for row in layer.rows()]
+            for condition, statistics in layer.conditions().items():
+                verdicts = layer.verdicts_in(condition)
+                for head, verdict in zip(statistics.heads, verdicts, strict=True):
+                    place = {"depth": depth, "layer": layer.name, "condition": condition}
+                    rows.append({**place, "verdict": str(verdict), **head.row()})
         return rows
 
     def taps(self, first: int, count: int) -> tuple[str, ...]:
         """Names the taps of a kernel that heads of some neighbouring layers hold together."""
         layers = self.layers[first : first + count]
-        verdicts = [verdict for layer in layers for verdict in layer.verdicts]
-        return taps_held(verdicts, layers[0].kernel)
+        return taps_held(_verdicts(layers, MEASURED), layers[0].kernel)
 
     def headline(self) -> str:
         """Says in one line what the heads are."""
-        verdicts = [verdict for layer in self.layers for verdict in layer.verdicts]
-        untrained = [verdict for layer in self.layers for verdict in layer.verdicts_in(UNTRAINED)]
-        return f"{headline(verdicts, untrained)}, on {counted(self.images, 'image')}"
+        words = headline(_verdicts(self.layers, MEASURED), _verdicts(self.layers, UNTRAINED))
+        return f"{words}, on {counted(self.images, 'image')}"
 
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
@@ -312,6 +305,11 @@ class HeadReport(Record):
             lines.append(f"  {layer.name or ITSELF}: {words}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
+
+
+def _verdicts(layers: Sequence[LayerReport], condition: str) -> list[HeadVerdict]:
+    """Lists what the heads of some layers are."""
+    return [*chain.from_iterable(layer.verdicts_in(condition) for layer in layers)]
 
 
 def weight_digests(network: nn.Module, names: Iterable[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float64
@@ -85,91 +85,85 @@ def init_heads_(
         raise ArgumentError(must_be("kernel_size", expected, kernel_size))
     if kind not in get_args(Kind):
         raise ArgumentError(must_be("kind", "mimetic, impulse or exact", kind))
-    network = _description(vit)
-    if (name := find_empty(vit)) is not None:
-        raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
-    layers = _layers(vit, network)
-    if kind == "exact" and layers[0].width < _FEATURES:
-        raise UnsupportedModelError(
-            f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].width}"
-        )
-    positions = _positions(vit, network)
-    sides = [range(-(count // 2), count // 2 + 1) for count in kernel]
-    taps = [*product(*sides)]
-    if kind == "mimetic":
-        taps = taps[len(taps) // 2 :][:1]
-    masses = []
-    for layer in layers:
-        shares = []
-        for head in range(layer.heads):
-            tap = taps[head % len(taps)]
-            at_tap = _at_tap(network.grid, tap)
-            if kind == "mimetic":
-                near = _near_identity(layer.query.shape[2], *_QUERY_KEY, generator)
-                scores = _halves(near, layer.width)
-            elif kind == "impulse":
-                scores = _impulse_scores(layer, positions, at_tap, generator)
-            else:
-                scores = _exact_scores(layer, positions, network.grid, tap)
-            layer.set_scores(head, *scores)
-            weight = (layer.weights(head, positions) * at_tap).sum() / at_tap.sum().clamp(min=1)
-            shares.append(weight.item())
-        if kind != "exact":
-            layer.set_values(generator)
-        masses.append(sum(shares) / len(shares))
-    return tuple(masses)
-
-
-class _Maps:
-    """Views of the matrices of a layer, of queries and keys by head, and of biases: writing there changes the layer."""
-
-    def __init__(self, read: TokenAttention) -> None:
-        """Takes what was read of the layer."""
-        assert read.output is not None
-        self.heads, self.width = read.heads, read.head_width
-        self.scale = self.width**-0.5 if read.scale is None else read.scale
-        self.value, self.output = read.value.weight, read.output.weight
-        maps = (read.query, read.key)
-        by_head = (self.heads, self.width)
-        self.query, self.key = (part.weight.unflatten(0, by_head) for part in maps)
-        self.biases = [part.bias.unflatten(0, by_head) for part in maps if part.bias is not None]
-
-    def set_scores(self, head: int, query: Tensor, key: Tensor) -> None:
-        """Writes W_Q and W_K of a head, (D, width); their biases are 0."""
-        self.query[head] = query.T.to(self.query)
-        self.key[head] = key.T.to(self.key)
-        for bias in self.biases:
-            bias[head] = 0
-
-    def set_values(self, generator: torch.Generator | None) -> None:
-        """Writes W_V and W_out of all heads: a mimetic product."""
-        size = self.value.shape[0]
-        value, output = _halves(_near_identity(self.value.shape[1], *_VALUE_OUT, generator), size)
-        self.value.copy_(value.T)
-        self.output.copy_(output)
-
-    def weights(self, head: int, tokens: Float64[Tensor, "tokens width"]) -> Tensor:
-        """Returns the attention of a head between tokens."""
-        maps = (self.query[head], self.key[head])
-        query, key = (tokens @ one.T.to(tokens) for one in maps)
-        return (self.scale * query @ key.T).softmax(-1)
-
-
-def _description(vit: nn.Module) -> PatchNetwork:
-    """Describes a network, or raises UnsupportedModelError if nothing is known of its class."""
-    kind = full_name(type(vit))
-    if kind not in PATCH_NETWORKS:
+    network = PATCH_NETWORKS.get(full_name(type(vit)))
+    if network is None:
         raise UnsupportedModelError(
             f"cannot initialise the heads of {type(vit).__name__}: supported are VisionTransformer and"
             " VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
         )
-    return PATCH_NETWORKS[kind](vit)
+    if (name := find_empty(vit)) is not None:
+        raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
+    layers = _layers(vit, network)
+    if kind == "exact" and layers[0].head_width < _FEATURES:
+        raise UnsupportedModelError(
+            f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].head_width}"
+        )
+    grid = _grid(vit.get_submodule(network.embedding))
+    positions = _positions(vit, math.prod(grid))
+    sides = [range(-(count // 2), count // 2 + 1) for count in kernel]
+    taps = [*product(*sides)]
+    if kind == "mimetic":
+        taps = taps[len(taps) // 2 :][:1]
+    return tuple(_start(layer, kind, positions, grid, taps, generator) for layer in layers)
 
 
-def _layers(vit: nn.Module, network: PatchNetwork) -> list[_Maps]:
+def _start(
+    layer: TokenAttention,
+    kind: Kind,
+    positions: Float64[Tensor, "patches width"],
+    grid: tuple[int, ...],
+    taps: Sequence[tuple[int, ...]],
+    generator: torch.Generator | None,
+) -> float:
+    """Changes the heads of a layer; returns the mean share of their attention on the tap, between P."""
+    for part in (layer.query, layer.key):
+        if part.bias is not None:
+            part.bias.zero_()
+    shares = []
+    for head in range(layer.heads):
+        tap = taps[head % len(taps)]
+        at_tap = _at_tap(grid, tap)
+        if kind == "mimetic":
+            near = _near_identity(layer.query.in_features, *_QUERY_KEY, generator)
+            query, key = _halves(near, layer.head_width)
+        elif kind == "impulse":
+            query, key = _impulse_scores(layer, positions, at_tap, generator)
+        else:
+            query, key = _exact_scores(layer, positions, grid, tap)
+        first = head * layer.head_width
+        query = _write(layer.query, first, query)
+        key = _write(layer.key, first, key)
+        scores = layer.scale * (positions @ query) @ (positions @ key).T
+        weight = (scores.softmax(-1) * at_tap).sum() / at_tap.sum().clamp(min=1)
+        shares.append(weight.item())
+    if kind != "exact":
+        near = _near_identity(layer.value.in_features, *_VALUE_OUT, generator)
+        value, output = _halves(near, layer.value.out_features)
+        _write(layer.value, 0, value)
+        layer.output.weight.copy_(output)
+    return sum(shares) / len(shares)
+
+
+def _write(layer: nn.Linear, first: int, matrix: Tensor) -> Tensor:
+    """Writes the matrix of some outputs of a map from the `first` on; returns it as rounded there."""
+    rows = layer.weight[first : first + matrix.shape[1]]
+    return rows.copy_(matrix.T).T.to(matrix)
+
+
+def _grid(embedding: Any) -> tuple[int, ...]:
+    """Returns rows and columns of the patches of a network's own images, from timm's or transformers' embedding."""
+    sizes = getattr(embedding, "img_size", None) or embedding.image_size
+    return tuple(size // side for size, side in zip(sizes, embedding.patch_size, strict=True))
+
+
+def _layers(vit: nn.Module, network: PatchNetwork) -> list[TokenAttention]:
     """Finds the attention in the blocks, or raises with all reasons why it cannot be initialised."""
     layers = []
-    refused = [f"  {reason}" for reason in network.refused]
+    refused = []
+    if not isinstance(getattr(vit, "patch_drop", nn.Identity()), nn.Identity):
+        refused.append(
+            "  patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid"
+        )
     for layer in survey(vit):
         if not layer.name.startswith(network.blocks):
             continue
@@ -181,7 +175,7 @@ def _layers(vit: nn.Module, network: PatchNetwork) -> list[_Maps]:
             continue
         if not isinstance(read.query_norm, nn.Identity):
             refused.append(f"  {layer.name}: it normalises queries and keys")
-        layers.append(_Maps(read))
+        layers.append(read)
     if refused or not layers:
         reasons = "\n".join(refused or ["  no attention of a known class was found in its blocks"])
         raise UnsupportedModelError(
@@ -190,18 +184,18 @@ def _layers(vit: nn.Module, network: PatchNetwork) -> list[_Maps]:
     return layers
 
 
-def _positions(vit: nn.Module, network: PatchNetwork) -> Float64[Tensor, "patches width"]:
+def _positions(vit: nn.Module, patches: int) -> Float64[Tensor, "patches width"]:
     """Returns P: the layer-normed position embedding of the patches."""
     for name, parameter in vit.named_parameters():
         if name.endswith(("pos_embed", "position_embeddings")):
-            rows = parameter[0, -math.prod(network.grid) :].cpu().double()
+            rows = parameter[0, -patches:].cpu().double()
             return functional.layer_norm(rows, rows.shape[1:])
     raise UnsupportedModelError(
         f"cannot initialise the heads of {type(vit).__name__}: it has no position embedding"
     )
 
 
-def _at_tap(grid: tuple[int, int], tap: Sequence[int]) -> Float64[Tensor, "queries keys"]:
+def _at_tap(grid: tuple[int, ...], tap: Sequence[int]) -> Float64[Tensor, "queries keys"]:
     """Returns 1 at the key that a tap looks at from each query, 0 elsewhere; nothing beyond the grid."""
     sides = []
     for size, step in zip(grid, tap, strict=True):
@@ -224,7 +218,7 @@ def _halves(whole: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _impulse_scores(
-    layer: _Maps,
+    layer: TokenAttention,
     positions: Float64[Tensor, "patches width"],
     at_tap: Float64[Tensor, "queries keys"],
     generator: torch.Generator | None,
@@ -232,14 +226,14 @@ def _impulse_scores(
     drawn = nn.init.trunc_normal_(torch.empty_like(at_tap), std=_TRUNCATED, generator=generator)
     target = torch.where(at_tap > 0, _PEAK, _OFF * drawn)
     inverse = torch.linalg.pinv(positions)
-    query, key = _halves(inverse @ target @ inverse.T, layer.width)
+    query, key = _halves(inverse @ target @ inverse.T, layer.head_width)
     return _NORM * query / query.norm(), _NORM * key / key.norm()
 
 
 def _exact_scores(
-    layer: _Maps,
+    layer: TokenAttention,
     positions: Float64[Tensor, "patches width"],
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     tap: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Solves 2α (q + Δ) · k − α ‖k‖², which is −α ‖k − q − Δ‖² but for terms of the query alone."""
@@ -249,5 +243,5 @@ def _exact_scores(
     features = functional.pad(2 * centres, (0, 1), value=-1.0) * _SHARPNESS / layer.scale
     keys = torch.cat([places, places.square().sum(1, keepdim=True)], 1)
     inverse = torch.linalg.pinv(positions)
-    more = (0, layer.width - _FEATURES)
+    more = (0, layer.head_width - _FEATURES)
     return functional.pad(inverse @ features, more), functional.pad(inverse @ keys, more)

@@ -16,6 +16,11 @@ WHOLE = ("global", "sequence")
 """Patterns in which every query sees every key: prefix tokens first, then a grid row by row, or one axis."""
 
 
+def times(sizes: Sequence[int]) -> str:
+    """Writes sizes as people do: "5 × 7"."""
+    return " × ".join(map(str, sizes))
+
+
 @dataclass(frozen=True)
 class Layout:
     """Positions of the queries and keys of one attention call; the same for every image.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.budget import rounding_budget, roundings
+from convattn.budget import budget, roundings
 
 EXCLUDED = -9e3
 """Scores and masks up to this exclude a pair: models add −∞, the lowest number, −1e9 or −1e4."""
@@ -39,8 +39,7 @@ def prove(
     An element may be off by its `floor` in any case.
     """
     errors = (torch.stack([result.double() for result in results]) - exact).abs()
-    budget = rounding_budget(exact, lows)
-    allowed = (torch.zeros_like(errors) + floor).clamp_min(budget)
+    allowed = (torch.zeros_like(errors) + floor).clamp_min(budget(exact, lows))
     worst = (errors - allowed).argmax()
     return Proof(errors.flatten()[worst].item(), allowed.flatten()[worst].item())
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import devices_of, read_arguments, without_modes
-from convattn.convert.surgery import names_by_module, require_network
+from convattn.convert.surgery import require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
@@ -45,6 +45,7 @@ from convattn.heads.layout import (
     grouped_layout,
     lattice,
     on_grid,
+    times,
 )
 from convattn.heads.operations import Operations
 from convattn.heads.products import EXCLUDED, UNPROVED, Product, Proof, prove
@@ -180,13 +181,13 @@ class Watcher:
         self._strict = layers is None  # Whether attention in modules that are not known is refused
         self._called: dict[nn.Module, str] = {}
         inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
-        for module, names in names_by_module(model).items():
+        for name, module in model.named_modules():
             if module in inside:
                 continue
             if is_own(module) or isinstance(module, Encoding):
                 inside.update(module.modules())
             if not isinstance(module, Encoding):
-                self._called[module] = names[0]
+                self._called[module] = name
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         # Output sizes of the convolutions that ran, latest last
@@ -329,12 +330,8 @@ class Watcher:
         in_order = global_layout(layout.grid, layout.prefix)
         if layout.pattern in WHOLE and not layout.lies_like(in_order):
             layout = replace(layout, pattern=f"{layout.pattern}, in another order")
-        sizes = _sizes(product.shape, layout, images, heads_first=known.heads_first)
-
-        def by_group(pairs: Tensor) -> Tensor:
-            pairs = pairs.reshape(sizes)
-            return pairs.transpose(1, 2) if known.heads_first else pairs
-
+        heads = _heads(product.shape, layout, images, heads_first=known.heads_first)
+        by_group = partial(known.by_group, groups=layout.groups, heads=heads)
         layout, allowed = _with_mask(product, layout, by_group)
         arguments = [*call.args, *call.kwargs.values()]
         inputs = [x for x in arguments if isinstance(x, Tensor)]
@@ -367,10 +364,8 @@ class Watcher:
         return max(sources, key=shared_parents, default="")
 
 
-def _sizes(
-    shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: bool
-) -> tuple[int, ...]:
-    """Returns the five sizes of weights of some shape, in their own order; raises unless they fit the layout.
+def _heads(shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: bool) -> int:
+    """Returns the number of heads of weights of some shape; raises unless they fit the layout.
 
     Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
     """
@@ -383,10 +378,10 @@ def _sizes(
     fits = count == expected and set(cuts) <= set(cuts_of_lead)
     if (queries, keys) != shape[-2:] or not fits:
         raise UnsupportedModelError(
-            f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
+            f"weights of {times(shape)} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"
         )
-    return (*lead, queries, keys)
+    return heads
 
 
 def _with_mask(
@@ -491,12 +486,9 @@ def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -
         return y if by.bias is None else y + by.bias.to(dtype)
 
     def low(layer: RelativeAttention, x: Tensor) -> Tensor:
-        return defined(layer, x, own_weights(layer, x), y.dtype)
+        return defined(layer, x, own_weights(layer, x), x.dtype)
 
-    double = copy.deepcopy(layer).double()
-    x_double = x.double()
-    exact_weights = own_weights(double, x_double)
-    exact = defined(double, x_double, exact_weights, torch.float64)
+    exact = low(copy.deepcopy(layer).double(), x.double())
     from_weights = defined(layer, x, weights, torch.float64)
     lows = roundings(low, layer, x, count=_ROUNDINGS)
     return prove(exact, lows, from_weights, y.flatten(2).mT)

@@ -14,9 +14,8 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_
 from convattn.heads.call_stack import CallStack, ImageSize
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
-from convattn.heads.families.attention_class import TokenAttention
+from convattn.heads.families.attention_class import TokenAttention, TokenLayer
 from convattn.heads.fixed_attention import (
-    DisplacedHeads,
     FixedAttention,
     FixedHeads,
     MappedHeads,
@@ -45,7 +44,6 @@ class ReplacedHead:
     layer: str  # Dotted name of the layer
     head: int  # Number in the layer, from 0
     score: float  # Position score R² in the report
-    replaced: bool  # Whether its weights are fixed now
     by: str  # What replaced it: a name of `by`, or "kernel of LAYER head NUMBER"; empty if it was left
     reason: str  # Why it was left; empty if it was replaced
     # Taps along each axis of the kernel that it runs in as a convolution; empty if it does not
@@ -79,12 +77,12 @@ class HeadReplacement(Record):
     @property
     def replaced(self) -> tuple[ReplacedHead, ...]:
         """The heads that were replaced."""
-        return tuple(head for head in self.heads if head.replaced)
+        return tuple(head for head in self.heads if head.by)
 
     @property
     def left(self) -> tuple[ReplacedHead, ...]:
         """The heads that were left as they are."""
-        return tuple(head for head in self.heads if not head.replaced)
+        return tuple(head for head in self.heads if not head.by)
 
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
@@ -119,7 +117,7 @@ _ANY_GRID = (*WHOLE, "windows", "shifted windows")
 _ALIKE = {"zero": 0.0, "uniform": 1.0}
 
 
-def replace_heads(  # noqa: PLR0915 - one call for every replacement
+def replace_heads(
     model: nn.Module,
     report: HeadReport,
     heads: Sequence[Head] | None = None,
@@ -191,10 +189,10 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
     if prefix not in ("mean", "attend"):
         raise ArgumentError(must_be("prefix", "'mean' or 'attend'", prefix))
-    _require_of_model(report, model)
+    changed = _require_of_model(report, model, same_weights=same_weights)
     arms = read_arms(report, heads, by)
     named = heads is not None or isinstance(by, Mapping)
-    other_weights = _other_weights(report, model, same_weights=same_weights)
+    least = nan if named else float(threshold)
     network = copy_network(model)
     calls = CallStack()
     attends = prefix == "attend"
@@ -204,22 +202,19 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
-        least = nan if named else threshold
         of_layer, kernels, unfit = _choose(report, layer, old, arms, least)
         refused += unfit
-        replaced = [head.head for head in of_layer if head.replaced]
-        chosen = {head: arms[layer.name, head] for head in replaced}
+        chosen = {head.head: arms[layer.name, head.head] for head in of_layer if head.by}
         matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
         if matrices is not None:
             measured = measured_heads(layer, kernels)
             attention = ConvolvedAttention(matrices, measured, layer, calls, attends=attends)
-            new_layers[old] = _keep_modes(old, matrices.wrap(attention))
+            new_layers[old] = TokenLayer(attention, matrices.config)
             box = attention.means.box
-            of_layer = [replace(head, box=box) if head.replaced else head for head in of_layer]
+            of_layer = [replace(head, box=box) if head.by else head for head in of_layer]
         elif chosen:
-            fixed = _fixed(layer, chosen, kernels, maps, attends=attends)
-            made = FixedAttention(layer.name, old, len(layer.heads), fixed, calls)
-            new_layers[old] = _keep_modes(old, made)
+            fixed, grid = _fixed(layer, chosen, kernels, maps or {}, attends=attends)
+            new_layers[old] = FixedAttention(layer, old, fixed, calls, grid=grid, attends=attends)
             running.append(layer.name)
         placed = not {*chosen.values()} <= {*_ALIKE}
         if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
@@ -228,20 +223,21 @@ def replace_heads(  # noqa: PLR0915 - one call for every replacement
     if refused and (named or not new_layers):
         listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
+    _keep_modes(new_layers)
     network = graft(network, new_layers)
     calls.follow(network, running)
-    soft = {*running, *(head.layer for head in records if not head.replaced)}
+    soft = {*running, *(head.layer for head in records if not head.by)}
     if attends:
         soft |= {layer.name for layer in report.layers if layer.prefix}
     hard = [layer.name for layer in report.layers if layer.name not in soft]
     return network, HeadReplacement(
         model=type(model).__name__,
-        threshold=nan if named else float(threshold),
+        threshold=least,
         heads=tuple(records),
         layers_without_softmax=tuple(hard),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
-        not_covered=(*_NOT_COVERED, *other_weights),
+        not_covered=(*_NOT_COVERED, *changed),
     )
 
 
@@ -260,31 +256,25 @@ def _choose(
     kernels: dict[int, tuple[float, ...]] = {}
     refused: list[str] = []
     for head in layer.heads:
-        arm = arms.get((layer.name, head.head))
-        reason: str | None = "it was not named"
-        if arm is not None:
-            reason = None if isnan(threshold) else below(head, threshold)
+        number = head.head
+        arm = arms.get((layer.name, number), "")
+        kernel = None
+        reason = "it was not named"
+        if arm:
             try:
                 require_known(old)
-                kernel = kernel_by(report, layer, head.head, arm)
+                kernel = kernel_by(report, layer, number, arm)
+                reason = below(head, threshold)
             except UnsupportedModelError as error:
                 reason = str(error)
-                refused.append(f"  {layer.name}, head {head.head}: {reason}")
-            else:
-                if kernel is not None and reason is None:
-                    kernels[head.head] = kernel
-        by = "" if arm is None or reason is not None else arm
+                refused.append(f"  {layer.name}, head {number}: {reason}")
+        by = "" if reason else arm
+        if by and kernel is not None:
+            kernels[number] = kernel
         if not isinstance(by, str):
             by = f"kernel of {by[0]} head {by[1]}"
-        record = ReplacedHead(
-            layer=layer.name,
-            head=head.head,
-            score=head.position_score.value,
-            replaced=reason is None,
-            by=by,
-            reason=reason or "",
-        )
-        records.append(record)
+        score = head.position_score.value
+        records.append(ReplacedHead(layer.name, number, score, by, reason))
     return records, kernels, refused
 
 
@@ -307,50 +297,51 @@ def _fixed(
     layer: LayerReport,
     arms: Mapping[int, Arm],
     kernels: Mapping[int, tuple[float, ...]],
-    maps: Mapping[str, Tensor] | None,
+    maps: Mapping[str, Tensor],
     *,
     attends: bool,
-) -> list[FixedHeads]:
-    """Makes the weights of the heads of a layer, by what replaces them."""
+) -> tuple[list[FixedHeads], tuple[int, ...] | None]:
+    """Makes the weights of the heads of a layer, by what replaces them, and the only grid that they are for, if any."""
     fixed: list[FixedHeads] = []
+    grid = None
     if kernels:
-        any_grid = layer.pattern in _ANY_GRID and (attends or not layer.prefix)
-        measured = measured_heads(layer, kernels, whole=True)
-        grid = None if any_grid else layer.grid
-        fixed.append(DisplacedHeads(measured, grid, attends=attends))
+        fixed.append(measured_heads(layer, kernels, whole=True))
+        if layer.pattern not in _ANY_GRID or (layer.prefix and not attends):
+            grid = layer.grid
     for head, arm in arms.items():
         if arm == "mean_map":
-            found = None if maps is None else maps.get(layer.name)
+            found = maps.get(layer.name)
             if found is None or found.ndim != 4 or found.shape[1] != len(layer.heads):
                 raise ArgumentError(
                     f"maps must hold those of the {len(layer.heads)} heads of {layer.name} for 'mean_map', as"
                     " mean_maps(model, images) returns them"
                 )
-            fixed.append(MappedHeads((head,), found[:, [head]], layer.grid))
+            fixed.append(MappedHeads((head,), found[:, [head]]))
+            grid = layer.grid
         elif arm in _ALIKE:
             alike = torch.full((1, 1, 1, 1), _ALIKE[arm])
             placed = arm == "uniform" and layer.pattern not in WHOLE
             fixed.append(MappedHeads((head,), alike, placed=placed))
-    return fixed
+    return fixed, grid
 
 
-def _keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
-    """Gives a new module the mode of the old one, in training or not; parts taken over from the old one keep theirs."""
-    taken = set(old.modules())
-    for part in new.modules():
-        if part not in taken:
-            part.training = old.training
-    return new
+def _keep_modes(new_layers: Mapping[nn.Module, nn.Module]) -> None:
+    """Gives new modules the mode of the old ones, in training or not; parts that they took over keep theirs."""
+    for old, new in new_layers.items():
+        taken = set(old.modules())
+        for part in new.modules():
+            if part not in taken:
+                part.training = old.training
 
 
-def _require_of_model(report: HeadReport, model: nn.Module) -> None:
-    """Raises an error if a layer of the report is not in the network, of another class, or runs more than once."""
+def _require_of_model(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
+    """Raises an error if a layer of the report is not in the network, of another class, or runs more than once.
+
+    Says if the network's weights are not those measured, which raises with `same_weights`.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
     if not report.layers:
         raise ArgumentError("report must have layers, but has none")
-    names = [layer.name for layer in report.layers]
-    if len(set(names)) != len(names):
-        raise ArgumentError("report must name each layer once")
     for layer in report.layers:
         once, again, _ = layer.name.partition(AGAIN)
         if again and once in modules:
@@ -366,10 +357,6 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
         if kind != layer.kind:
             expected = f"of this network, where {layer.name} is a {kind}"
             raise ArgumentError(must_be("report", expected, layer.kind))
-
-
-def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
-    """Says if the network's weights are not those measured; with `same_weights` this raises."""
     layers = report.changed_in(model)
     if not layers:
         return []

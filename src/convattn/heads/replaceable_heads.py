@@ -19,7 +19,7 @@ from convattn.errors import (
 from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
 from convattn.heads.catalogue import attention_class, is_own
-from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.fixed_attention import DisplacedHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
 
 Head: TypeAlias = tuple[str, int]
@@ -170,8 +170,10 @@ def kernel_by(
     return moved
 
 
-def below(head: HeadStatistics, threshold: float) -> str | None:
-    """Returns why a head's numbers do not make it a convolution; None if they do."""
+def below(head: HeadStatistics, threshold: float) -> str:
+    """Returns why a head's numbers do not make it a convolution; empty if they do, or if the threshold is nan."""
+    if isnan(threshold):
+        return ""
     score = head.position_score.value
     if isnan(score):
         return "its position score is not known: its weights do not vary, or it was measured on one image"
@@ -179,7 +181,7 @@ def below(head: HeadStatistics, threshold: float) -> str | None:
         return "its position score is below the threshold"
     if not head.kernel_share.value >= LEAST_SHARE:
         return f"the report's radius holds less than {LEAST_SHARE:.0%} of its attention"
-    return None
+    return ""
 
 
 _CUT = 2.0**-23
@@ -192,7 +194,7 @@ _Box: TypeAlias = tuple[slice, ...]
 
 def measured_heads(
     layer: LayerReport, kernels_of_heads: Mapping[int, Sequence[float]], *, whole: bool = False
-) -> MeasuredHeads:
+) -> DisplacedHeads:
     """Puts the kernels of some heads into one box, the smallest on the grid, with what prefix tokens get."""
     heads = tuple(kernels_of_heads)
     kernels = _whole_kernels(layer, [*kernels_of_heads.values()])
@@ -208,11 +210,11 @@ def measured_heads(
     maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64)
     if not layer.prefix:
         maps = maps.view(len(heads), 0, prod(layer.grid))
-    return MeasuredHeads(
+    return DisplacedHeads(
         heads=heads,
         kernel=kernel,
         first=tuple(side.start - radius for side in box),
-        prefix_shares=shares.view(len(heads), layer.prefix),
+        prefix_shares=shares,
         prefix_maps=maps / maps.sum(-1, keepdim=True),
     )
 

@@ -12,6 +12,7 @@ from math import hypot, isfinite, isnan, prod
 from typing import Any
 
 from convattn.heads.jackknife import Estimate, held_out
+from convattn.heads.layout import times
 from convattn.wording import counted
 
 CONVOLUTIONAL = 0.9
@@ -142,14 +143,27 @@ def judge(
     Returns:
         The verdict.
     """
-    if without_content:
-        return _verdict(_BY_WORD[CONVOLUTION], head, images, by_construction=True)
-    rule = _first_rule(head, images, shuffled, control_images)
-    built = False
-    if untrained is not None and rule is not None and rule.place:
-        same_place = getattr(untrained, rule.place) == getattr(head, rule.place)
-        built = same_place and _first_rule(untrained, control_images) is rule
-    return _verdict(rule, head, images, by_construction=built)
+    rule: Rule | None = _BY_WORD[CONVOLUTION]
+    built = without_content
+    if not without_content:
+        rule = _first_rule(head, images, shuffled, control_images)
+        if untrained is not None and rule is not None and rule.place:
+            same_place = getattr(untrained, rule.place) == getattr(head, rule.place)
+            built = same_place and _first_rule(untrained, control_images) is rule
+    hard = _BY_WORD[NEIGHBOUR].holds(head, images)
+    tap = head.hard_shift if hard else None
+    word = MIXED if rule is None else rule.word
+    place = ""
+    if word in (CONVOLUTION, NEIGHBOUR) and tap is not None:
+        place = direction(tap)
+    elif word == "window" and any(head.hard_shift) and not any(head.hard_shift_error):
+        place = direction(head.hard_shift)
+    elif word == "line":
+        word = ("row", "column")[head.line]
+    elif word == "half-plane":
+        place = direction(head.side).removeprefix("1 ")
+        word = word if len(head.side) > 1 else "one side"
+    return HeadVerdict(word, place, tap, built)
 
 
 def _first_rule(
@@ -175,24 +189,6 @@ def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
     left = shuffled.position_score
     lost = Estimate(_STAYS * head.position_score.value - left.value, left.error)
     return lost.least(held_out(images)) > 0
-
-
-def _verdict(rule: Rule | None, head: Any, images: int, *, by_construction: bool) -> HeadVerdict:
-    """Says where a head looks for which a rule holds; None is a head without one."""
-    hard = _BY_WORD[NEIGHBOUR].holds(head, images)
-    tap = head.hard_shift if hard else None
-    word = MIXED if rule is None else rule.word
-    place = ""
-    if word in (CONVOLUTION, NEIGHBOUR) and tap is not None:
-        place = direction(tap)
-    elif word == "window" and any(head.hard_shift) and not any(head.hard_shift_error):
-        place = direction(head.hard_shift)
-    elif word == "line":
-        word = ("row", "column")[head.line]
-    elif word == "half-plane":
-        place = direction(head.side).removeprefix("1 ")
-        word = word if len(head.side) > 1 else "one side"
-    return HeadVerdict(word, place, tap, by_construction)
 
 
 _NOUNS = (CONVOLUTION, NEIGHBOUR, "window", "row", "column", "half-plane")
@@ -286,7 +282,7 @@ def explained_in_words(
 def _sizes(kernel: Sequence[int]) -> str:
     if len(kernel) == 1:
         return f"{kernel[0]}-tap"
-    return " × ".join(map(str, kernel))
+    return times(kernel)
 
 
 def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> str:

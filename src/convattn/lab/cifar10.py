@@ -4,7 +4,7 @@ Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 
 """
 
 import io
-import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 
 from convattn.errors import DataError, optional_module
+from convattn.files import AnyPath
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
 from convattn.sealed import file_sha256
@@ -23,7 +24,7 @@ _SIZE = (32, 32)
 _CLASSES = 10
 
 
-def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
+def load_cifar10(folder: AnyPath | None = None) -> ImageDataset:
     """Loads CIFAR-10: 32 x 32 colour images of ten classes, 50,000 to train and 10,000 to test.
 
     Every row of ``train-00000-of-00001.parquet`` and ``test-00000-of-00001.parquet`` holds ``img`` (a struct of
@@ -48,11 +49,12 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
         Traceback (most recent call last):
         convattn.errors.DataError: CIFAR-10: there is no folder no/such/folder
     """
+    find = _fetch if folder is None else partial(_existing, Path(folder))
+    paths = {name: find(file) for name, file in _FILES.items()}
+    origin = "local folder"
     if folder is None:
-        paths, origin = _fetch()
-    else:
-        paths = {name: _existing(Path(folder), file) for name, file in _FILES.items()}
-        origin = "local folder"
+        revisions = sorted({path.parents[1].name for path in paths.values()})
+        origin = f"Hugging Face Hub, {_REPOSITORY}, revision {' and '.join(revisions)}"
     splits = {name: _read_split(path) for name, path in paths.items()}
     hashes = {path.name: file_sha256(path) for path in paths.values()}
     record = DataRecord(
@@ -72,22 +74,17 @@ def holds_cifar10(folder: Path) -> bool:
     return any((folder / file).is_file() for file in _FILES.values())
 
 
-def _fetch() -> tuple[dict[str, Path], str]:
-    """Fetches the files into the Hub's cache, unless they are there; returns their paths, and their origin in words."""
+def _fetch(name: str) -> Path:
+    """Fetches a file into the Hub's cache, unless it is there."""
     hub = optional_module("huggingface_hub", "huggingface-hub", "train")
-    paths = {}
-    for name, file in _FILES.items():
-        place = f"{_SUBFOLDER}/{file}"
-        try:
-            path = Path(hub.hf_hub_download(_REPOSITORY, place, repo_type="dataset"))
-        except OSError as error:
-            raise DataError(
-                f"cannot fetch {place} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
-                f"give a local folder that holds {' and '.join(_FILES.values())} instead"
-            ) from None
-        paths[name] = path
-    revisions = sorted({path.parents[1].name for path in paths.values()})
-    return paths, f"Hugging Face Hub, {_REPOSITORY}, revision {' and '.join(revisions)}"
+    place = f"{_SUBFOLDER}/{name}"
+    try:
+        return Path(hub.hf_hub_download(_REPOSITORY, place, repo_type="dataset"))
+    except OSError as error:
+        raise DataError(
+            f"cannot fetch {place} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
+            f"give a local folder that holds {' and '.join(_FILES.values())} instead"
+        ) from None
 
 
 def _existing(folder: Path, name: str) -> Path:

@@ -1,7 +1,5 @@
 """Figures of trained heads; every figure is written whole or not at all."""
 
-import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from convattn.errors import ArgumentError, MissingDependencyError, must_be
-from convattn.files import write_atomically
+from convattn.errors import ArgumentError, must_be, optional_module
+from convattn.files import AnyPath, new_file
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.wording import counted
 
@@ -49,9 +47,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure_files(
-    paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]
-) -> Iterator[Any]:
+def figure_files(paths: Sequence[AnyPath], size: tuple[float, float]) -> Iterator[Any]:
     """Makes an empty figure of matplotlib, and writes it to all paths when the block ends, each whole or not at all.
 
     `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
@@ -62,21 +58,13 @@ def figure_files(
         if form not in FORMATS:
             expected = f"a file that ends in {', '.join(FORMATS)}"
             raise ArgumentError(must_be("path", expected, str(path)))
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError("matplotlib", "analyze") from None
-    contents = {}
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
+    matplotlib = optional_module("matplotlib.figure", "matplotlib", "analyze")
+    with matplotlib.rc_context(_STYLE):
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
         yield figure
         for path, form in forms.items():
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=form, dpi=150, metadata=FORMATS[form])
-            contents[path] = buffer.getvalue()
-    for path, content in contents.items():
-        write_atomically(path, content)
+            with new_file(path) as file:
+                figure.savefig(file, format=form, dpi=150, metadata=FORMATS[form])
 
 
 _FLATTEST = 1e-4
@@ -92,57 +80,24 @@ _PANEL, _FRAME = 3.3, 0.4
 """Side of a panel, and what the labels of a row or column of panels take, in inches."""
 
 
-def head_layers(
-    paths: Sequence[str | os.PathLike[str]],
+def draw_heads(
+    paths: Sequence[AnyPath],
     snapshots: Sequence[HeadSnapshot],
     *,
     title: str,
+    trace: Sequence[HeadSnapshot] = (),
     columns: int = 3,
 ) -> None:
     """Draws a panel for each snapshot, at most `columns` side by side; those of several moments name theirs.
 
+    With a `trace`, the snapshots of one layer over training, the first panel shows the path of each head's centre.
+
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 3, 4 and 12 to 14.
     """
-    several = len({snapshot.step for snapshot in snapshots}) > 1
-    with _sheet(paths, snapshots, len(snapshots), columns, title) as panels:
-        for panel, snapshot in zip(panels, snapshots, strict=True):
-            _draw_heads(panel, snapshot)
-            heads = counted(len(snapshot.centres), "head")
-            panel.set_title(
-                f"layer {snapshot.layer + 1}: {_moment(snapshot, snapshots) if several else heads}"
-            )
-
-
-def head_paths(
-    paths: Sequence[str | os.PathLike[str]],
-    snapshots: Sequence[HeadSnapshot],
-    moments: Sequence[HeadSnapshot],
-    *,
-    title: str,
-) -> None:
-    """Draws the path of each head's centre over the snapshots of one layer, and the heads at some moments.
-
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 3.
-    """
-    with _sheet(paths, snapshots, 1 + len(moments), 3, title) as (first, *others):
-        _draw_paths(first, np.stack([snapshot.centres for snapshot in snapshots]))
-        first.set_title("centres from start (○) to end")
-        for panel, snapshot in zip(others, moments, strict=True):
-            _draw_heads(panel, snapshot)
-            panel.set_title(_moment(snapshot, snapshots))
-
-
-@contextmanager
-def _sheet(
-    paths: Sequence[str | os.PathLike[str]],
-    snapshots: Sequence[HeadSnapshot],
-    count: int,
-    columns: int,
-    title: str,
-) -> Iterator[list[Any]]:
-    """Makes a figure of `count` panels, at most `columns` side by side, in which every centre is visible."""
-    if not snapshots:
+    drawn = [*trace, *snapshots]
+    if not drawn:
         raise ArgumentError("snapshots must hold at least one layer, but is empty")
+    count = len(snapshots) + bool(trace)
     across, down = min(count, columns), -(-count // columns)
     size = (
         max(_PANEL * across + _FRAME, 6.0),
@@ -151,43 +106,49 @@ def _sheet(
     with figure_files(paths, size) as figure:
         figure.suptitle(title)
         axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-        yield list(axes.flat[:count])
-        farthest = max(float(np.abs(one.centres).max(initial=0.0)) for one in snapshots)
+        panels = list(axes.flat[:count])
+        if trace:
+            first = panels.pop(0)
+            _draw_paths(first, np.stack([snapshot.centres for snapshot in trace]))
+            first.set_title("centres from start (○) to end")
+        for panel, snapshot in zip(panels, snapshots, strict=True):
+            _draw_layer(panel, snapshot)
+            panel.set_title(f"layer {snapshot.layer + 1}: {_moment(snapshot, drawn)}")
+        farthest = max(float(np.abs(one.centres).max(initial=0.0)) for one in drawn)
         _set_axes(axes, farthest + 2.5)
-        # the panels above empty ones get the labels of the bottom row
-        for number in range(count, axes.size):
-            axes.flat[number].set_visible(False)
-            above = axes.flat[number - across]
-            above.set_xlabel("column shift (pixels)")
-            above.tick_params(labelbottom=True)
+        for panel in axes.flat[count:]:
+            panel.set_visible(False)
+        for panel in axes.flat[count - across : count]:  # the lowest of each column
+            panel.set_xlabel("column shift (pixels)")
+            panel.tick_params(labelbottom=True)
+        figure.supylabel("row shift (pixels)", fontsize=10)
         figure.legend(handles=_legend(), loc="outside lower center", ncols=min(across, 3))
 
 
 def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
-    """Names a moment by its epoch, or by its step if several moments have the same epoch."""
+    """Names a moment by its epoch, or by its step if several have the same epoch; of only one, counts its heads."""
+    steps = {other.step for other in snapshots}
+    if len(steps) == 1:
+        return counted(len(snapshot.centres), "head")
     if snapshot.step == 0:
         return "start"
     alike = {other.step for other in snapshots if other.epoch == snapshot.epoch}
     if len(alike) == 1:
         return f"epoch {snapshot.epoch}"
-    return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
+    return f"step {snapshot.step:,} of {max(steps):,}"
 
 
 def _set_axes(axes: Any, reach: float) -> None:
-    """Gives all panels the same square, and names the outer axes."""
+    """Gives all panels the same square."""
     for panel in axes.flat:
         for edge in (-1.5, -0.5, 0.5, 1.5):  # of the taps of a 3 x 3 kernel
             panel.plot([edge, edge], [-1.5, 1.5], **_TAPS)
             panel.plot([-1.5, 1.5], [edge, edge], **_TAPS)
         panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
         panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
-    for panel in axes[-1]:
-        panel.set_xlabel("column shift (pixels)")
-    for panel in axes[:, 0]:
-        panel.set_ylabel("row shift (pixels)")
 
 
-def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
+def _draw_layer(panel: Any, snapshot: HeadSnapshot) -> None:
     """Draws the heads of one layer around the query, which is at (0, 0)."""
     from matplotlib.patches import Ellipse
 

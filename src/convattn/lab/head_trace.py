@@ -2,6 +2,7 @@
 
 from typing import final
 
+import torch
 from torch import nn
 
 from convattn.encodings import Encoding
@@ -41,8 +42,9 @@ class HeadTrace:
             assert shapes is not None
             exact = shapes.detach().cpu().double()
             precisions = (exact.mT @ exact)[:, [0, 0, 1], [0, 1, 1]]
-            for head, place in enumerate(centres.detach().cpu().double().tolist()):
-                row_row, row_col, col_col = precisions[head].tolist()
-                sharpness = (row_row + col_col) / 4
-                values = (step, epoch, layer, head, *place, sharpness, row_row, row_col, col_col)
-                self.rows.append(dict(zip(HEAD_COLUMNS, values, strict=True)))
+            sharpness = (precisions[:, 0] + precisions[:, 2]) / 4
+            places = centres.detach().cpu().double()
+            numbers = torch.column_stack([places, sharpness, precisions])
+            for head, values in enumerate(numbers.tolist()):
+                row = (step, epoch, layer, head, *values)
+                self.rows.append(dict(zip(HEAD_COLUMNS, row, strict=True)))

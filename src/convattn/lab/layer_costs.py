@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,17 +54,12 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
         if run == 0:
             flops[name] += _flops(layer, arguments, y)
 
-    hooks = []
-    for name, layer in layers.items():
-        hooks.append(layer.register_forward_pre_hook(partial(begin, name)))
-        hooks.append(layer.register_forward_hook(partial(end, name)))
-    try:
+    with ExitStack() as hooks, torch.no_grad():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(begin, name)))
+            hooks.enter_context(layer.register_forward_hook(partial(end, name)))
         for run in range(1 + _RUNS):  # noqa: B007 - read by the hooks
-            with torch.no_grad():
-                network(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+            network(x)
     costs = {}
     for name, times in seconds.items():
         costs[name] = LayerCost(statistics.median(times[1:]), flops[name])

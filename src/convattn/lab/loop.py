@@ -1,6 +1,5 @@
 """Trains by a recipe: `train` runs all epochs and returns the record."""
 
-import os
 import random
 import re
 import sys
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from convattn.errors import ArgumentError, DeviceError, must_be, optional_module
+from convattn.files import AnyPath
 from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_cost import in_words
@@ -35,7 +35,7 @@ _SILENCE = 10.0
 def train(
     recipe: Recipe,
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     data: ImageDataset | None = None,
     progress: bool = True,
     resume: bool = False,
@@ -78,7 +78,7 @@ def train(
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: Batch or reflected border do not fit the data.
+        RecipeError: A batch is larger than the data.
         TrainingError: The loss is not finite.
         UnknownNameError: There is no such encoding.
 
@@ -111,7 +111,7 @@ def train(
     data = load_data(recipe.data) if data is None else data
     if recipe.data.held_out is not None:
         data = data.held_out(recipe.data.held_out)
-    accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
+    accelerator = _start_accelerator(recipe.training.precision, trackers, output)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:
@@ -133,17 +133,16 @@ def train(
 
 
 def _start_accelerator(
-    precision: str, trackers: Sequence[str], folder: RunFolder | None
+    precision: str, trackers: Sequence[Any], folder: AnyPath | None
 ) -> "Accelerator":
     """Starts accelerate, which allows one precision per process."""
     from accelerate import Accelerator
 
     for tracker in trackers:
         optional_module(tracker, tracker, "track")
-    place = None if folder is None else folder.path
-    names: list[Any] | None = list(trackers) or None
+    names = list(trackers) or None
     try:
-        return Accelerator(mixed_precision=precision, log_with=names, project_dir=place)
+        return Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)
     except ValueError as error:
         raise DeviceError(
             f"training.precision {precision!r} is not possible in this process: {error}"
@@ -183,9 +182,8 @@ def _run_epochs(
     recipe, accelerator = trainer.recipe, trainer.accelerator
     console = Console(stderr=True)
     columns = (
-        *Progress.get_default_columns()[:3],
+        *Progress.get_default_columns(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[result]}"),
     )
     if not accelerator.is_main_process:

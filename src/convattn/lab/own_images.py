@@ -1,6 +1,5 @@
 """A user's own images as a data set: from a folder of pictures, or from tensors."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from convattn.errors import ArgumentError, DataError, must_be
-from convattn.files import as_path
+from convattn.files import AnyPath, as_path
 from convattn.networks.datasets import ImageDataset, ImageSplit
 from convattn.networks.pictures import picture_files, read_picture, to_square
 from convattn.provenance import DataRecord
@@ -24,7 +23,7 @@ _TEST_SHARE = 5
 _SEED = 0
 
 
-def load_folder(path: str | os.PathLike[str], *, size: int = FOLDER_SIZE) -> ImageDataset:
+def load_folder(path: AnyPath, *, size: int = FOLDER_SIZE) -> ImageDataset:
     """Reads pictures in a folder for each class, or in folders "train" and "test" (or "val") with one for each class.
 
     Pictures are cropped at the middle to a square, and resized by bicubic interpolation. If all are grey, images have

@@ -1,25 +1,25 @@
 """The paper's figures, drawn from training runs: accuracy over epochs, where heads look, and what they attend to."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from einops import rearrange, reduce
-from jaxtyping import Float, Float64
+from einops import rearrange
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, DataError, optional_module
+from convattn.files import AnyPath
 from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
-from convattn.heads.layout import AttentionCall
-from convattn.heads.reading import watch
-from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
+from convattn.heads.mean_maps import mean_maps
+from convattn.lab.figures import COLOURS, draw_heads, figure_files
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.run_setup import load_data_of
-from convattn.lab.runs import Run, RunGroup, read_curve
+from convattn.lab.runs import Run, RunGroups, read_curve
 from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet
 from convattn.networks import load_network
@@ -33,7 +33,7 @@ _SEED = 0
 class Material:
     """Runs of one scale, and the images that they were trained on."""
 
-    groups: Mapping[str, Sequence[RunGroup]]  # By recipe, the best group first; none is empty
+    groups: RunGroups
     scale: str
     folder: str | None = None  # Folder with the files of CIFAR-10, in place of the run's own
     _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data
@@ -86,7 +86,7 @@ _DASHES = ("-", "--", "-.", ":")
 
 
 def accuracy_curves(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[AnyPath],
     panels: Mapping[str, Mapping[str, Sequence[Float[np.ndarray, "epochs 2"]]]],
     *,
     title: str,
@@ -104,11 +104,9 @@ def accuracy_curves(
         figure.suptitle(title)
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for panel, (name, models) in zip(axes, panels.items(), strict=True):
-            for number, (model, curves) in enumerate(models.items()):
-                style = {
-                    "color": COLOURS[number % len(COLOURS)],
-                    "linestyle": _DASHES[number % len(_DASHES)],
-                }
+            styles = zip(cycle(COLOURS), cycle(_DASHES), strict=True)
+            for (model, curves), (colour, dashes) in zip(models.items(), styles, strict=False):
+                style = {"color": colour, "linestyle": dashes}
                 _draw_model(panel, model, curves, style)
             panel.set(title=name, xlabel="epochs")
             panel.locator_params(axis="x", integer=True)
@@ -186,7 +184,8 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
 
     A network without a layer 4 shows its last layer, and a note says so.
     """
-    snapshots = _read_heads(material, recipe)
+    run = material.run_of(recipe).folder
+    snapshots = _read_heads(run)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
     layer = min(_LAYER, depth - 1)
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
@@ -194,8 +193,8 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
     nearest = {int(np.abs(steps - share * steps[-1]).argmin()) for share in _MOMENTS}
     moments = [shown[number] for number in sorted(nearest)]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
-    head_paths(figure_paths(folder, name), shown, moments, title=title)
-    _write_heads(material, name, folder, recipe, column="layer", value=layer)
+    draw_heads(figure_paths(folder, name), moments, title=title, trace=shown)
+    _write_heads(folder / f"{name}.parquet", run, "layer", layer)
     if layer == _LAYER:
         return []
     return [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
@@ -205,30 +204,27 @@ def make_final_heads(
     material: Material, name: str, folder: Path, recipe: str, what: str
 ) -> list[str]:
     """Draws the heads of all layers at the end of training, and writes their centres; `what` is part of the title."""
-    snapshots = _read_heads(material, recipe)
+    run = material.run_of(recipe).folder
+    snapshots = _read_heads(run)
     last = snapshots[-1].step
     shown = [snapshot for snapshot in snapshots if snapshot.step == last]
-    head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
-    _write_heads(material, name, folder, recipe, column="step", value=last)
+    draw_heads(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
+    _write_heads(folder / f"{name}.parquet", run, "step", last)
     return []
 
 
-def _read_heads(material: Material, recipe: str) -> list[HeadSnapshot]:
-    folder = material.run_of(recipe).folder
-    snapshots = read_heads(folder)
+def _read_heads(run: Path) -> list[HeadSnapshot]:
+    snapshots = read_heads(run)
     if not snapshots:
-        raise CheckpointError(f"{folder / HEADS} holds no heads")
+        raise CheckpointError(f"{run / HEADS} holds no heads")
     return snapshots
 
 
-def _write_heads(
-    material: Material, name: str, folder: Path, recipe: str, *, column: str, value: int
-) -> None:
+def _write_heads(path: Path, run: Path, column: str, value: int) -> None:
     """Writes the rows of a run's heads that have a value in a column."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    heads = material.run_of(recipe).folder / HEADS
-    shown = pa.parquet.read_table(heads, filters=[(column, "==", value)])
-    write_parquet(folder / f"{name}.parquet", shown.to_pylist(), HEAD_COLUMNS)
+    shown = pa.parquet.read_table(run / HEADS, filters=[(column, "==", value)])
+    write_parquet(path, shown.to_pylist(), HEAD_COLUMNS)
 
 
 _COLUMNS = {
@@ -241,50 +237,25 @@ _PANEL = 0.86
 _LEAST_COLUMNS = 7
 """Panels that a title is wide."""
 
-_IMAGES_AT_ONCE = 10
-
-_AttentionMaps = Float64[np.ndarray, "queries _ key_rows key_cols"]
-"""Weights over the keys of some queries of one layer, (queries, heads, rows, cols)."""
-
 
 def mean_attention(
     network: nn.Module,
     images: Float[Tensor, "images channels rows cols"],
     queries: Sequence[tuple[int, int]],
-) -> list[_AttentionMaps]:
-    """Returns the attention of each layer averaged over normalised images.
+) -> list[Float32[np.ndarray, "queries _ key_rows key_cols"]]:
+    """Returns the attention of each layer averaged over normalised images: (queries, heads, rows, cols) of the keys.
 
     `queries` are the row and column of each query pixel in the layers' feature maps. Every layer must see every pixel
     from every pixel. A network without attention raises an error.
     """
-    totals: dict[str, Any] = {}
-
-    def add(call: AttentionCall) -> None:
-        rows, cols = call.layout.grid
+    layers = []
+    for weights in mean_maps(network, images).values():
+        patch: Any = network.patch
+        rows, cols = (side // patch for side in images.shape[2:])
         places = [row * cols + col for row, col in queries]
-        weights = call.weights[:, 0][:, :, places].double()
-        total = reduce(
-            weights,
-            "images heads queries (rows cols) -> queries heads rows cols",
-            "sum",
-            rows=rows,
-            cols=cols,
-        )
-        totals[call.name] = totals.get(call.name, 0.0) + total
-
-    for batch in images.split(_IMAGES_AT_ONCE):
-        watch(network, batch, add)
-    return [(total / len(images)).numpy() for total in totals.values()]
-
-
-@dataclass(frozen=True, eq=False)
-class QueryMaps:
-    """Attention of one query pixel."""
-
-    title: str
-    query: tuple[int, int]  # row and column of the query pixel
-    # weights over the keys, by head; layers may differ in heads
-    layers: Sequence[Float[np.ndarray, "_ rows cols"]]
+        maps = weights[0][:, places].unflatten(2, (rows, cols))
+        layers.append(maps.movedim(1, 0).numpy())
+    return layers
 
 
 def make_attention(
@@ -335,49 +306,54 @@ def make_attention(
         what = "attention by position"
         images = torch.zeros(1, network.in_channels, image_size, image_size)
     layers = mean_attention(network, images, queries)
-    maps = []
-    for number, (row, col) in enumerate(queries):
-        title = f"query: row {row + 1}, column {col + 1} of {size} × {size}"
-        maps.append(QueryMaps(title, (row, col), [layer[number] for layer in layers]))
     title = material.title(name, what, recipe)
-    attention_grid(figure_paths(folder, name), maps, title=title, image=picture)
-    write_parquet(folder / f"{name}.parquet", list(_weights_of(maps)), _COLUMNS)
+    attention_grid(figure_paths(folder, name), layers, queries, title=title, image=picture)
+    write_parquet(folder / f"{name}.parquet", list(_weights_of(layers, queries)), _COLUMNS)
     return notes
 
 
 def attention_grid(
-    paths: Sequence[str | os.PathLike[str]],
-    maps: Sequence[QueryMaps],
+    paths: Sequence[AnyPath],
+    layers: Sequence[Float[np.ndarray, "queries _ rows cols"]],
+    queries: Sequence[tuple[int, int]],
     *,
     title: str,
     image: Float[np.ndarray, "image_rows image_cols channels"] | None = None,
 ) -> None:
     """Draws the attention of each head (a column) of each layer (a row), for one query pixel or several.
 
-    Every map has its own scale, from 0 to the largest weight, which stands below it. `image` is what is attended to, in
-    [0, 1], with one channel or three.
+    `layers` and `queries` are those of `mean_attention`; layers may differ in heads. Every map has its own scale, from
+    0 to the largest weight, which stands below it. `image`, with one channel or three, is attended to; it is in [0, 1].
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 5 to 10.
     """
-    columns = max(len(layer) for item in maps for layer in item.layers)
-    heights = [0.35 + (_PANEL + 0.16) * len(item.layers) for item in maps]
+    columns = max(maps.shape[1] for maps in layers)
+    rows, cols = layers[0].shape[2:]
+    height = 0.35 + (_PANEL + 0.16) * len(layers)
     width = _PANEL * max(columns, _LEAST_COLUMNS) + 1.6 + (1.7 if image is not None else 0)
-    with figure_files(paths, (width, sum(heights) + 0.9)) as figure:
+    with figure_files(paths, (width, height * len(queries) + 0.9)) as figure:
         figure.suptitle(title)
         place = figure
         if image is not None:
             left, place = figure.subfigures(1, 2, width_ratios=[1.7, width - 1.7])
-            _draw_image(left.subplots(), image, maps[0])
-        parts = place.subfigures(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, item in zip(parts, maps, strict=True):
-            part.suptitle(item.title, fontsize=9)
-            _draw_maps(part, item, columns)
+            patch = np.array(image.shape[:2]) / (rows, cols)
+            _draw_image(left.subplots(), image, queries[0], patch)
+        parts = place.subfigures(len(queries), 1, squeeze=False)[:, 0]
+        for number, (row, col) in enumerate(queries):
+            words = f"query: row {row + 1}, column {col + 1} of {rows} × {cols}"
+            parts[number].suptitle(words, fontsize=9)
+            _draw_maps(parts[number], [maps[number] for maps in layers], (row, col), columns)
 
 
-def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
+def _draw_maps(
+    part: Any,
+    layers: Sequence[Float[np.ndarray, "_ rows cols"]],
+    query: tuple[int, int],
+    columns: int,
+) -> None:
     """Draws the grid of one query pixel."""
-    axes = part.subplots(len(item.layers), columns, squeeze=False)
-    for row, layer in enumerate(item.layers):
+    axes = part.subplots(len(layers), columns, squeeze=False)
+    for row, layer in enumerate(layers):
         for panel in axes[row, len(layer) :]:
             panel.set_axis_off()
         for head, weights in enumerate(layer):
@@ -385,8 +361,8 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
             largest = float(weights.max())
             panel.imshow(weights / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
             panel.plot(
-                item.query[1],
-                item.query[0],
+                query[1],
+                query[0],
                 marker="s",
                 color="none",
                 markeredgecolor="#D55E00",
@@ -403,21 +379,25 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
 
 
 def _draw_image(
-    panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps
+    panel: Any,
+    image: Float[np.ndarray, "rows cols channels"],
+    query: tuple[int, int],
+    patch: Float[np.ndarray, "2"],
 ) -> None:
     """Draws the image, and a frame around the patch that is the query pixel."""
-    scale = np.array(image.shape[:2]) / item.layers[0].shape[1:]
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
-    rows, cols = ((corners + item.query) * scale - 0.5).T
+    rows, cols = ((corners + query) * patch - 0.5).T
     panel.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
     panel.plot(cols, rows, color="#D55E00", linewidth=1.5)
     panel.set(xticks=[], yticks=[])
     panel.set_xlabel("image; framed: the query", fontsize=8)
 
 
-def _weights_of(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
-    for item in maps:
-        for layer, heads in enumerate(item.layers):
-            for (head, row, col), weight in np.ndenumerate(heads):
-                values = (layer, head, *item.query, row, col, float(weight))
+def _weights_of(
+    layers: Sequence[Float[np.ndarray, "queries _ rows cols"]], queries: Sequence[tuple[int, int]]
+) -> Iterator[dict[str, float]]:
+    for number, query in enumerate(queries):
+        for layer, maps in enumerate(layers):
+            for (head, row, col), weight in np.ndenumerate(maps[number]):
+                values = (layer, head, *query, row, col, float(weight))
                 yield dict(zip(_COLUMNS, values, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 from convattn.errors import ConvAttnError
 from convattn.lab.page_templates import fill_template
-from convattn.lab.runs import Run, RunGroup
+from convattn.lab.runs import Run, RunGroup, RunGroups
 from convattn.models import FlopCount
 from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
@@ -68,7 +68,7 @@ COLUMNS = (
 """Columns of the table; None is "not measured", "not published" or "not countable"."""
 
 
-def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[dict[str, Any]], list[str]]:
+def table_rows(groups: RunGroups) -> tuple[list[dict[str, Any]], list[str]]:
     """Makes the rows in the order of `TABLE1`, and says which networks could not be read to count their operations.
 
     A recipe with runs of several settings has a row for each, one without runs a row that says so.
@@ -121,11 +121,9 @@ def _flops(run: Run, problems: list[str]) -> FlopCount | None:
     except ConvAttnError as error:
         problems.append(f"operations of {run.folder} are not counted: {error}")
         return None
-    return (
-        network.flops(run.image_size)
-        if run.image_size and isinstance(network, ImageClassifier)
-        else None
-    )
+    if run.image_size is None or not isinstance(network, ImageClassifier):
+        return None
+    return network.flops(run.image_size)
 
 
 def _hardware(hardware: Mapping[str, str]) -> str:

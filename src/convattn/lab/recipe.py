@@ -1,20 +1,19 @@
 """Training recipes: frozen dataclasses that hold everything a run depends on."""
 
 import dataclasses
-import os
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import resources
-from importlib.resources.abc import Traversable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
-from convattn.fields import Range, Text, explain, fits, hints, read
-from convattn.files import as_path
+from convattn.fields import Range, Text, hints, read
+from convattn.files import AnyPath, as_path
 
+Scale = Literal["paper", "medium", "small", "tiny"]  # The largest first
+SCALES: tuple[str, ...] = get_args(Scale)
 Views = Literal["none", "mirror"]  # Of test images, with averaged scores; see `lab.augment.views`
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Share = Annotated[float, Range(0, 1, without_high=True)]  # a number in [0, 1)
@@ -27,8 +26,11 @@ class Section:
 
     def __post_init__(self) -> None:
         for key, hint in hints(type(self)).items():
-            if not fits(getattr(self, key), hint):
-                raise RecipeError(must_be(key, explain(hint), getattr(self, key)))
+            try:
+                value = read(hint, getattr(self, key), key)
+            except ArgumentError as error:
+                raise RecipeError(str(error)) from None
+            object.__setattr__(self, key, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the values as nested plain values; keys without a value are left out."""
@@ -280,19 +282,19 @@ class Recipe(Section):
     # Modules to import first, which register encodings of one's own; they are looked for in the current folder, too
     imports: tuple[str, ...] | None = None
     # "paper" for the recipe's own sizes; the others for those of `scales.toml`
-    scale: Literal["paper", "medium", "small", "tiny"] = "paper"
+    scale: Scale = "paper"
     # Seed of the weights, the order of the images and the augmentation
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    model: NetworkRecipe = field(default_factory=AttentionNetRecipe)  # The network
-    start: StartRecipe = field(default_factory=StartRecipe)  # Where its weights come from
+    model: NetworkRecipe = AttentionNetRecipe()  # The network
+    start: StartRecipe = StartRecipe()  # Where its weights come from
     # Which of its convolutions become attention; None for none
     convert: ConvertRecipe | None = None
-    data: DataRecipe = field(default_factory=DataRecipe)  # The images
-    optim: OptimRecipe = field(default_factory=OptimRecipe)  # The optimizer
+    data: DataRecipe = DataRecipe()  # The images
+    optim: OptimRecipe = OptimRecipe()  # The optimizer
     # The learning rate over time
-    schedule: CosineRecipe | StepsRecipe | TriangleRecipe = field(default_factory=CosineRecipe)
+    schedule: CosineRecipe | StepsRecipe | TriangleRecipe = CosineRecipe()
     # Epochs, batch size, precision and what else a step does
-    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    training: TrainingRecipe = TrainingRecipe()
     # The average to which the weights return; None for none
     lookahead: LookaheadRecipe | None = None
 
@@ -302,20 +304,19 @@ class Recipe(Section):
         return self.data.name == "digits"
 
 
-SCALES = ("paper", "medium", "small", "tiny")
-"""Every scale, the largest first."""
+_Changes = dict[str, dict[str, dict[str, Any]]]
+"""Changes by scale, section and key."""
+
+_RECIPES = Path(__file__).with_name("recipes")
 
 
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with the package, sorted."""
-    folder = resources.files("convattn.lab") / "recipes"
-    return sorted(
-        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
-    )
+    return sorted(file.stem for file in _RECIPES.glob("*.toml"))
 
 
 def load_recipe(
-    name_or_path: str | os.PathLike[str],
+    name_or_path: AnyPath,
     *,
     scale: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -350,7 +351,10 @@ def load_recipe(
     if scale is not None and scale not in SCALES:
         raise UnknownNameError("scale", scale, SCALES)
     try:
-        own_scales = read(_Scales, content.pop("scales", {}), "scales")
+        own_scales = read(_Changes, content.pop("scales", {}), "scales")
+        for name in own_scales:
+            if name not in SCALES[1:]:
+                raise UnknownNameError("scale", name, SCALES[1:])
         if scale is not None and scale != content.get("scale", "paper"):
             content = _change_scale(content, scale, own_scales)
         for key, text in overrides.items():
@@ -448,15 +452,15 @@ def _as_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+def _read(name_or_path: AnyPath) -> tuple[str, dict[str, Any]]:
     """Returns the name of the file, for messages, and what it holds."""
     source = str(as_path(name_or_path, "name_or_path"))
-    file: Traversable = Path(source)
+    file = Path(source)
     if not source.endswith(".toml"):
         if source not in recipe_names():
             raise UnknownNameError("recipe", source, recipe_names())
         source += ".toml"
-        file = resources.files("convattn.lab") / "recipes" / source
+        file = _RECIPES / source
     try:
         return source, tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -465,16 +469,7 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"{source}: not TOML ({error})") from None
 
 
-@dataclass(frozen=True)
-class _Scales:
-    """Changes by section, and in it by key, for each scale but "paper"."""
-
-    medium: dict[str, dict[str, Any]] = field(default_factory=dict)
-    small: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tiny: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def _change_scale(content: Mapping[str, Any], scale: str, own: "_Scales") -> dict[str, Any]:
+def _change_scale(content: Mapping[str, Any], scale: str, own: _Changes) -> dict[str, Any]:
     """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
 
     `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are
@@ -482,7 +477,7 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: "_Scales") -> dic
 
     Example:
         >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
-        >>> _change_scale(recipe, "tiny", _Scales())["data"]["name"]
+        >>> _change_scale(recipe, "tiny", {})["data"]["name"]
         'digits'
     """
     stated = content.get("scale", "paper")
@@ -492,11 +487,11 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: "_Scales") -> dic
     if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
         expected = "paper, because only recipes of cifar10 have other scales"
         raise RecipeError(must_be("scale", expected, scale))
-    file = resources.files("convattn.lab") / "scales.toml"
-    shared = read(_Scales, tomllib.loads(file.read_text(encoding="utf-8")))
+    file = _RECIPES.with_name("scales.toml")
+    shared = tomllib.loads(file.read_text(encoding="utf-8"))
     changed = {"model": {"kind": AttentionNetRecipe.kind}, **content, "scale": scale}
     for scales in (shared, own):
-        for section, table in getattr(scales, scale).items():
+        for section, table in scales.get(scale, {}).items():
             changed[section] = _change_section(changed.get(section, {}), table)
     return changed
 

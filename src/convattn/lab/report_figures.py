@@ -2,13 +2,13 @@
 
 import io
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from convattn.errors import optional_module
+from convattn.files import AnyPath
 from convattn.heads.head_report import HeadReport, LayerReport
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.wording import counted
@@ -19,7 +19,7 @@ CONTROLS = {_MEASURED: "o-", "shuffled images": "s--", "untrained weights": "^:"
 """Line and marker of what was measured and of each control."""
 
 
-def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> None:
+def distance_by_depth(path: AnyPath, report: HeadReport) -> None:
     """Draws the mean attention distance of every head over depth, beside that of uniform attention.
 
     Source: Raghu et al., NeurIPS 2021, figure 1.
@@ -47,7 +47,7 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> None:
 
 
 def head_grid(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[AnyPath],
     report: HeadReport,
     *,
     layers: Sequence[str] | None = None,
@@ -115,9 +115,36 @@ def _scale(maps: Sequence[np.ndarray]) -> Any:
     return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
 
 
+_REACH = 5
+"""Displacements along each axis that maps show at most."""
+
+
 def head_maps(layer: LayerReport) -> list[np.ndarray]:
-    """Returns the mean weight of each head at the displacements near the query, which is in the middle."""
-    return [kernel_image(layer, head.kernel) for head in layer.heads]
+    """Returns the mean weight of each head at whole displacements near the query, which is in the middle.
+
+    Displacements between go to the nearest. The maps are the smallest square that holds most of what the heads attend
+    to. Sequences lie along a row.
+    """
+    kernels = np.array([head.kernel for head in layer.heads])
+    weights = np.abs(kernels).sum(axis=0)
+    sizes = np.abs(layer.displacements).max(axis=1)
+    near = sizes <= _REACH
+    for reach in range(2, _REACH):
+        if weights[sizes <= reach].sum() >= 0.95 * weights.sum():
+            near = sizes <= reach
+            break
+    steps = np.array([(0.0, *step)[-2:] for step in layer.displacements])
+    places = steps[near].round().astype(int)
+    places -= places.min(axis=0)
+    rows, cols = places.T
+    count = np.zeros(places.max(axis=0) + 1)
+    np.add.at(count, (rows, cols), 1)
+    maps = []
+    for kernel in kernels:
+        total = np.zeros_like(count)
+        np.add.at(total, (rows, cols), kernel[near])
+        maps.append(np.where(count > 0, total / np.maximum(count, 1), np.nan))
+    return maps
 
 
 def head_pictures(layer: LayerReport) -> list[bytes]:
@@ -132,36 +159,3 @@ def head_pictures(layer: LayerReport) -> list[bytes]:
         matplotlib.image.imsave(file, shown, vmin=0, vmax=1, cmap="magma", format="png")
         pictures.append(file.getvalue())
     return pictures
-
-
-def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
-    """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest.
-
-    Sequences lie along a row.
-    """
-    near = _near(layer)
-    steps = [(0.0, *layer.displacements[number])[-2:] for number in near]
-    places = np.array(steps).round().astype(int)
-    kernel = [kernel[number] for number in near]
-    low, high = places.min(axis=0), places.max(axis=0)
-    total, count = np.zeros(high - low + 1), np.zeros(high - low + 1)
-    for (row, col), weight in zip(places - low, kernel, strict=True):
-        total[row, col] += weight
-        count[row, col] += 1
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-_REACH = 5
-"""Displacements along each axis that maps show at most."""
-
-
-def _near(layer: LayerReport) -> list[int]:
-    """Returns the displacements of the smallest square that holds most of what the heads of a layer attend to."""
-    sizes = [max(map(abs, step)) for step in layer.displacements]
-    whole = sum(sum(map(abs, head.kernel)) for head in layer.heads)
-    near: list[int] = []
-    for reach in range(2, _REACH + 1):
-        near = [number for number, size in enumerate(sizes) if size <= reach]
-        if sum(abs(head.kernel[number]) for head in layer.heads for number in near) >= 0.95 * whole:
-            break
-    return near

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError
-from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.files import AnyPath, new_folder, require_new_folder, write_atomically
 from convattn.lab.cifar10 import holds_cifar10
 from convattn.lab.loop import train
 from convattn.lab.paper_figures import (
@@ -27,7 +27,7 @@ from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
 from convattn.lab.run_cost import announce
 from convattn.lab.run_setup import data_changes
-from convattn.lab.runs import RunGroup, find_runs, group_runs
+from convattn.lab.runs import RunGroups, find_runs, group_runs
 from convattn.record import Record
 
 
@@ -159,11 +159,11 @@ _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 
 def reproduce(
     targets: Sequence[str],
-    runs: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    runs: AnyPath,
+    output: AnyPath,
     *,
     scale: str = "paper",
-    data: str | os.PathLike[str] | None = None,
+    data: AnyPath | None = None,
     tell: Callable[[str], None] | None = None,
     yes: bool = True,
 ) -> Reproduction:
@@ -215,7 +215,7 @@ def reproduce(
             scale=scale,
             finished=tuple(str(run.folder) for run in found.finished),
             unfinished=tuple(map(str, found.unfinished)),
-            unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
+            unreadable=tuple(found.unreadable),
             targets=tuple(results),
             notes=_notes(targets, groups),
             missing=missing,
@@ -229,7 +229,7 @@ def _train_missing(
     targets: Sequence[str],
     runs: Path,
     scale: str,
-    data: str | os.PathLike[str] | None,
+    data: AnyPath | None,
     tell: Callable[[str], None],
     *,
     yes: bool,
@@ -252,14 +252,14 @@ def _train_missing(
         train(recipe, output=place, resume=place.exists(), tell=tell)
 
 
-def _missing(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
+def _missing(targets: Sequence[str], groups: RunGroups) -> tuple[str, ...]:
     """Lists the recipes without a run, and those that they start from, in an order in which they can be trained."""
     wanted = {recipe for name in targets for recipe in TARGETS[name].recipes}
     wanted |= {_STARTS_FROM[recipe] for recipe in wanted & _STARTS_FROM.keys() - groups.keys()}
     return tuple(row.recipe for row in TABLE1 if row.recipe in wanted - groups.keys())
 
 
-def _has_runs(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
+def _has_runs(name: str, groups: RunGroups) -> bool:
     target = TARGETS[name]
     return target.of_all or any(recipe in groups for recipe in target.recipes)
 
@@ -292,7 +292,7 @@ def _make_target(name: str, material: Material, folder: Path | None) -> TargetRe
     return TargetResult(name, tuple(files), tuple(runs), missing, problem, tuple(notes))
 
 
-def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
+def _notes(targets: Sequence[str], groups: RunGroups) -> tuple[str, ...]:
     """Says which runs have changed settings, and which are not shown."""
     notes = []
     for recipe in chain.from_iterable(TARGETS[name].recipes for name in targets):

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError
 from convattn.files import (
+    AnyPath,
     as_path,
     clear_leftovers,
     hidden_folder,
@@ -167,7 +168,7 @@ class RunFolder:
     RunFolder if one does, but only the main process writes.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = as_path(path, "output")
         self._checkpoints = Checkpoints(self.path / "checkpoints")
         self._held = ExitStack()
@@ -203,7 +204,7 @@ class RunFolder:
 
     def begin(self, trainer: Trainer) -> None:
         """Makes the folder, with the recipe and a first checkpoint at step 0; if that fails, nothing is left of it."""
-        with self._checkpoint_error(trainer, "the folder is not made"):
+        with self._errors_told(f"the checkpoint of step {trainer.step}", "the folder is not made"):
             if trainer.accelerator.is_main_process:
                 with new_folder(self.path, "output") as folder:
                     write_atomically(folder / "recipe.toml", recipe_to_toml(trainer.recipe))
@@ -222,7 +223,7 @@ class RunFolder:
 
     def save(self, trainer: Trainer) -> None:
         """Writes the epochs so far, where the heads looked, and a checkpoint."""
-        with self._checkpoint_error(trainer, "earlier ones are kept"):
+        with self._errors_told(f"the checkpoint of step {trainer.step}", "earlier ones are kept"):
             if trainer.accelerator.is_main_process:
                 if trainer.history:
                     lines = [json.dumps(metrics) + "\n" for metrics in trainer.history]
@@ -238,7 +239,7 @@ class RunFolder:
         """
         network = trainer.result
         vars(network).pop("forward", None)  # accelerate's own, of mixed precision
-        try:
+        with self._errors_told("the network and the record", "resume the run to write them again"):
             with hidden_folder(self.path, "model") as hidden:
                 folder = hidden / "network"
                 save_network(network, folder)
@@ -248,10 +249,6 @@ class RunFolder:
             if trainer.data.preparation is not None:
                 trainer.data.preparation.save(self.path / PREPARATION)
             record.save(self.path / "record.json")
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"cannot write the network and the record to {self.path} ({error}); resume the run to write them again"
-            ) from None
         shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
 
     def release(self) -> None:
@@ -264,10 +261,11 @@ class RunFolder:
         clear_leftovers(self.path)
 
     @contextmanager
-    def _checkpoint_error(self, trainer: Trainer, otherwise: str) -> Iterator[None]:
-        """Turns errors in writing a checkpoint into one CheckpointError."""
+    def _errors_told(self, what: str, otherwise: str) -> Iterator[None]:
+        """Turns errors in writing into one CheckpointError."""
         try:
             yield
         except (OSError, RuntimeError, SafetensorError) as error:
-            place = f"the checkpoint of step {trainer.step} to {self.path}"
-            raise CheckpointError(f"cannot write {place} ({error}); {otherwise}") from None
+            raise CheckpointError(
+                f"cannot write {what} to {self.path} ({error}); {otherwise}"
+            ) from None

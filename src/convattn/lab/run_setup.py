@@ -22,6 +22,7 @@ from convattn.errors import (
     require_packages,
 )
 from convattn.fields import read
+from convattn.files import AnyPath
 from convattn.lab.cifar10 import holds_cifar10, load_cifar10
 from convattn.lab.own_images import FOLDER_SIZE, load_folder
 from convattn.lab.pruning import prune_heads
@@ -91,7 +92,7 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
 
 
-def data_changes(folder: str | os.PathLike[str]) -> dict[str, str]:
+def data_changes(folder: AnyPath) -> dict[str, str]:
     """Returns the overrides that make a recipe use a folder: with the files of CIFAR-10, or of one's own pictures.
 
     Raises ArgumentError unless it is a folder.
@@ -152,11 +153,14 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
         raise CheckpointError(
             f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}"
         ) from None
-    if start.prune and not isinstance(expected, AttentionNet):
+    expected.eval()
+    if not start.prune:
+        return expected
+    if not isinstance(expected, AttentionNet):
         raise CheckpointError(
             f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}"
         )
-    return prune_heads(cast(AttentionNet, expected.eval())) if start.prune else expected.eval()
+    return prune_heads(expected)
 
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
@@ -188,12 +192,21 @@ def build_optimizer(
     `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
     learns, "epochs".
     """
-    own = _own_settings(recipe, network, stem_epochs)
-    usual: _Settings = (1.0, recipe.weight_decay, None)
+    stem_bias = None
+    if stem_epochs is not None:
+        if not isinstance(network, SpeedNet):
+            expectation = "left out where the network is no SpeedNet"
+            raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
+        stem_bias = network.stem.bias
     members: dict[_Settings, list[nn.Parameter]] = {}
-    for parameter in network.parameters():
-        if parameter.requires_grad:
-            members.setdefault(own.get(id(parameter), usual), []).append(parameter)
+    for path, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        place, _, name = path.rpartition(".")
+        settings = _settings(recipe, network.get_submodule(place), name)
+        if parameter is stem_bias:
+            settings = (1.0, recipe.weight_decay, stem_epochs)
+        members.setdefault(settings, []).append(parameter)
     groups = []
     for (rate, decay, epochs), parameters in members.items():
         groups.append({"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs})
@@ -204,27 +217,16 @@ def build_optimizer(
     )
 
 
-def _own_settings(
-    recipe: OptimRecipe, network: nn.Module, stem_epochs: int | None
-) -> dict[int, _Settings]:
-    """Returns the settings of the parameters that have their own, by their identity."""
-    own: dict[int, _Settings] = {}
-    rate = recipe.norm_bias_rate
-    for module in network.modules():
-        if isinstance(module, Encoding):
-            parameters = dict(module.named_parameters(recurse=False))
-            centres = parameters.get(module.centre_argument or "")
-            widths = parameters.get(module.width_parameter or "")
-            own[id(centres)] = (recipe.centre_rate, 0.0, None)
-            own[id(widths)] = (recipe.sharpness_rate, 0.0, None)
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
-    if stem_epochs is not None:
-        if not isinstance(network, SpeedNet):
-            expectation = "left out where the network is no SpeedNet"
-            raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
-        own[id(network.stem.bias)] = (1.0, recipe.weight_decay, stem_epochs)
-    return own
+def _settings(recipe: OptimRecipe, module: nn.Module, name: str) -> _Settings:
+    """Returns the settings of a module's own parameter."""
+    if isinstance(module, Encoding) and name == module.centre_argument:
+        return recipe.centre_rate, 0.0, None
+    if isinstance(module, Encoding) and name == module.width_parameter:
+        return recipe.sharpness_rate, 0.0, None
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and name == "bias":
+        rate = recipe.norm_bias_rate
+        return rate, recipe.weight_decay / rate, None
+    return 1.0, recipe.weight_decay, None
 
 
 def learning_rate_factor(

@@ -1,14 +1,15 @@
 """Finds training runs in a folder: finished ones with their records, and the state of the others."""
 
 import json
-import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.files import AnyPath
 from convattn.lab.own_images import FOLDER_SIZE
 from convattn.lab.recipe import flatten
 from convattn.models import AttentionNet
@@ -78,17 +79,20 @@ class RunGroup:
         return self.runs[0]
 
 
+RunGroups: TypeAlias = Mapping[str, Sequence[RunGroup]]
+"""By recipe, the best group first; none is empty."""
+
+
 @dataclass(frozen=True, eq=False)
 class RunListing:
     """The runs in a folder."""
 
-    finished: tuple[Run, ...]  # Runs with a record, by folder
-    unfinished: tuple[Path, ...]  # Folders of runs without one
-    # Folders whose record cannot be read, each with the reason
-    unreadable: tuple[tuple[Path, str], ...]
+    finished: Sequence[Run]  # Runs with a record, by folder
+    unfinished: Sequence[Path]  # Folders of runs without one
+    unreadable: Sequence[str]  # Folders whose record cannot be read, each with the reason
 
 
-def find_runs(folder: str | os.PathLike[str]) -> RunListing:
+def find_runs(folder: AnyPath) -> RunListing:
     """Finds the runs in a folder, at most two folders deep; hidden folders are left out.
 
     A folder is a run if it holds a recipe.toml, a metrics.jsonl or a record.json.
@@ -104,11 +108,11 @@ def find_runs(folder: str | os.PathLike[str]) -> RunListing:
         try:
             finished.append(_read_run(place))
         except CheckpointError as error:
-            unreadable.append((place, str(error)))
-    return RunListing(tuple(finished), tuple(unfinished), tuple(unreadable))
+            unreadable.append(f"{place}: {error}")
+    return RunListing(finished, unfinished, unreadable)
 
 
-def group_runs(runs: Sequence[Run], scale: str) -> dict[str, list[RunGroup]]:
+def group_runs(runs: Sequence[Run], scale: str) -> RunGroups:
     """Selects the runs of a scale, and groups those that differ only in the seed; returns the groups by recipe.
 
     The group with the fewest changes to the recipe is first, among equals the one with most seeds.
@@ -119,12 +123,10 @@ def group_runs(runs: Sequence[Run], scale: str) -> dict[str, list[RunGroup]]:
             by_settings.setdefault(run.settings, []).append(run)
     groups: dict[str, list[RunGroup]] = {}
     for _, alike in sorted(by_settings.items()):
-        of_seeds, repeats = {}, []
+        of_seeds: dict[int, Run] = {}
         for run in alike:
-            if run.record.seed in of_seeds:
-                repeats.append(run)
-            else:
-                of_seeds[run.record.seed] = run
+            of_seeds.setdefault(run.record.seed, run)
+        repeats = [run for run in alike if run not in of_seeds.values()]
         group = RunGroup(tuple(of_seeds.values()), tuple(repeats))
         groups.setdefault(group.first.record.name, []).append(group)
     for of_recipe in groups.values():

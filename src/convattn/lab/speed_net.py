@@ -151,7 +151,8 @@ class SpeedNet(ImageClassifier):
         products = torch.zeros(inputs, inputs, dtype=torch.float64, device=images.device)
         count = 0
         for part in images.split(_AT_ONCE):
-            patches = _patches(part, self.stem.kernel_size[0]).double().flatten(0, 2)
+            windows = F.unfold(part, self.stem.kernel_size)
+            patches = rearrange(windows, "batch inputs places -> (batch places) inputs").double()
             products += patches.T @ patches
             count += len(patches)
         variances, directions = torch.linalg.eigh(products / count)
@@ -238,11 +239,3 @@ def _set_directions(
 ) -> None:
     """Gives a layer of patches the map [V; −V]."""
     layer.weight.copy_(torch.cat([rows, -rows]).view_as(layer.weight))
-
-
-def _patches(images: Tensor, side: int) -> Float[Tensor, "batch rows cols inputs"]:
-    """Cuts images into overlapping patches."""
-    windows = images.unfold(2, side, 1).unfold(3, side, 1)
-    return rearrange(
-        windows, "batch channels rows cols down across -> batch rows cols (channels down across)"
-    )

@@ -1,6 +1,5 @@
 """Studies: every recipe with every seed, each run in its own process; finished runs are kept, others continued."""
 
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from convattn.errors import UnknownNameError
-from convattn.files import sole_use, write_atomically
+from convattn.files import AnyPath, sole_use, write_atomically
 from convattn.grid import whole_number
 from convattn.lab.page_templates import fill_template
 from convattn.lab.paper_figures import accuracy_curves, figure_paths
@@ -34,9 +33,9 @@ from convattn.lab.study_workers import carry_out
 
 
 def study(  # noqa: PLR0913 - the options of the command
-    recipes: Sequence[str | os.PathLike[str]],
+    recipes: Sequence[AnyPath],
     *,
-    output: str | os.PathLike[str],
+    output: AnyPath,
     seeds: Sequence[int] = (0, 1, 2),
     scale: str | None = None,
     overrides: Mapping[str, str] | None = None,

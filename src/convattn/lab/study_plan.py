@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
-from convattn.files import require_new_folder
+from convattn.files import AnyPath, require_new_folder
 from convattn.lab.recipe import Recipe, load_recipe
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_setup import require_for_run
@@ -25,8 +24,7 @@ class PlannedRun:
 
     label: str  # Name of the recipe, with the values that make the variant in brackets
     source: str  # The recipe as `load_recipe` takes it
-    scale: str | None  # Scale of the recipe; None as the recipe says
-    overrides: Mapping[str, str]  # Values that differ from the recipe, by dotted key
+    options: Sequence[str]  # Words of the command that set its scale and values
     recipe: Recipe  # The recipe as resolved, with its seed
     folder: Path  # Folder for the run
 
@@ -56,8 +54,7 @@ class PlannedRun:
 def train_command(run: PlannedRun) -> list[str]:
     """Returns the command that starts a run, or continues it from its last checkpoint."""
     words = [sys.executable, "-m", "convattn", "train", run.source]
-    words += option_words(run.scale, run.overrides)
-    words += ["-o", str(run.folder)]
+    words += [*run.options, "-o", str(run.folder)]
     if run.begun:
         words.append("--resume")
     return words
@@ -72,8 +69,8 @@ def option_words(scale: str | None, overrides: Mapping[str, str]) -> list[str]:
 
 
 def plan_runs(
-    recipes: Sequence[str | os.PathLike[str]],
-    output: str | os.PathLike[str],
+    recipes: Sequence[AnyPath],
+    output: AnyPath,
     *,
     seeds: Sequence[int],
     scale: str | None,
@@ -85,7 +82,18 @@ def plan_runs(
     Each combination of the values in `grid` is a variant. Wrong arguments, or two runs that would be the same,
     raise ArgumentError; recipes with different data raise DataError.
     """
-    _require_arguments(recipes, seeds, overrides, grid)
+    if not recipes or isinstance(recipes, str):
+        raise ArgumentError(must_be("recipes", "a list of at least one recipe", recipes))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
+    if "seed" in overrides or "seed" in grid:
+        raise ArgumentError("seed cannot be set in a study: use seeds")
+    for key, values in grid.items():
+        if not values or isinstance(values, str) or len(set(values)) < len(values):
+            expected = "a list of at least one value, each once"
+            raise ArgumentError(must_be(f"grid {key}", expected, values))
+        if key in overrides:
+            raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
     place = Path(output).absolute()
     runs = []
     for recipe, *values, seed in itertools.product(recipes, *grid.values(), seeds):
@@ -100,29 +108,10 @@ def plan_runs(
         if variant:
             label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"
         folder = place / f"{_safe_name(label)}-{seed}"
-        runs.append(PlannedRun(label, source, scale, changes, resolved, folder))
+        options = option_words(scale, changes)
+        runs.append(PlannedRun(label, source, options, resolved, folder))
     _require_distinct(runs)
     return runs
-
-
-def _require_arguments(
-    recipes: Sequence[str | os.PathLike[str]],
-    seeds: Sequence[int],
-    overrides: Mapping[str, str],
-    grid: Mapping[str, Sequence[str]],
-) -> None:
-    if not recipes or isinstance(recipes, str):
-        raise ArgumentError(must_be("recipes", "a list of at least one recipe", recipes))
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
-    if "seed" in overrides or "seed" in grid:
-        raise ArgumentError("seed cannot be set in a study: use seeds")
-    for key, values in grid.items():
-        if not values or isinstance(values, str) or len(set(values)) < len(values):
-            expected = "a list of at least one value, each once"
-            raise ArgumentError(must_be(f"grid {key}", expected, values))
-        if key in overrides:
-            raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
 
 
 def _require_distinct(runs: Sequence[PlannedRun]) -> None:

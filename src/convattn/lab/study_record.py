@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -186,7 +187,8 @@ def difference_in_words(values: Sequence[float]) -> str:
 
 def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:
     """Makes the record of a study from the folders of its runs."""
-    finished, failures, groups = [], [], {}
+    finished, failures = [], []
+    groups = defaultdict[str, list[StudyRun]](list)
     records: dict[str, RunRecord] = {}
     for run in runs:
         record = find_finished(run)
@@ -207,7 +209,7 @@ def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRec
             revision=record.revision,
         )
         finished.append(own)
-        groups.setdefault(run.label, []).append(own)
+        groups[run.label].append(own)
     require_same_data(records)
     return StudyRecord(
         command=command,
@@ -269,16 +271,16 @@ def require_same_data(records: Mapping[str, RunRecord]) -> None:
 
 def _warnings(records: Collection[RunRecord]) -> list[str]:
     """Lists what differs between runs besides recipe and seed."""
-    seen: dict[str, set[str]] = {}
+    seen = defaultdict[str, set[str]](set)
     for record in records:
         versions = {f"version of {name}": version for name, version in record.versions.items()}
         revision = {"code revision": record.revision or "none"}
         for name, value in (revision | record.hardware | versions).items():
-            seen.setdefault(name, set()).add(value)
+            seen[name].add(value)
     warnings = []
     for name, values in seen.items():
         if len(values) > 1:
             warnings.append(f"the runs differ in {name}: {', '.join(sorted(values))}")
-    revisions = sorted(seen.get("code revision", ()))
-    dirty = [revision for revision in revisions if revision.endswith("-dirty")]
-    return warnings + [f"the code differed from its revision: {revision}" for revision in dirty]
+    dirty = [revision for revision in seen["code revision"] if revision.endswith("-dirty")]
+    warnings += [f"the code differed from its revision: {revision}" for revision in sorted(dirty)]
+    return warnings

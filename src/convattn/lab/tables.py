@@ -1,12 +1,11 @@
 """Tables as Markdown and as parquet."""
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from convattn.errors import optional_module
-from convattn.files import write_atomically
+from convattn.files import new_file
 
 
 def cell(value: object) -> str:
@@ -33,10 +32,6 @@ def write_parquet(
 ) -> None:
     """Writes rows as a parquet file with checksums, whole or not at all; `columns` are dtypes by name."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    buffer = io.BytesIO()
-    pa.parquet.write_table(
-        pa.Table.from_pylist(list(rows), schema=pa.schema(columns)),
-        buffer,
-        write_page_checksum=True,
-    )
-    write_atomically(path, buffer.getvalue())
+    table = pa.Table.from_pylist(list(rows), schema=pa.schema(columns))
+    with new_file(path) as file:
+        pa.parquet.write_table(table, file, write_page_checksum=True)

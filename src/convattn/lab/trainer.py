@@ -1,5 +1,6 @@
 """Trains one network: its batches, steps and epochs, and the state that a checkpoint holds."""
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from convattn.lab.augment import crop, mirror, views
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import Network, build_network, build_optimizer, learning_rate_factor
-from convattn.networks.datasets import ImageDataset, ImageSplit
+from convattn.networks.datasets import ImageDataset
 from convattn.networks.pictures import normalise
 
 if TYPE_CHECKING:
@@ -48,11 +49,6 @@ class Batches:
         seed: int,
         device: torch.device | str,
     ) -> None:
-        side = min(data.image_shape[1:])
-        if recipe.crop_border == "reflect" and recipe.crop_padding >= side:
-            raise RecipeError(
-                f"data.crop_padding must be below {side}, the images' shorter side, to reflect"
-            )
         self._recipe = recipe
         self._size = size
         self._split = data.train.to(device)
@@ -107,6 +103,26 @@ class Batches:
             mirrored = self._mirrored_first[rows] ^ (epoch % 2 == 1)
         device = self._classes.device
         return rows.to(device), torch.cat(shifts, dim=1).to(device), mirrored.to(device)
+
+
+@final
+class Lookahead(AveragedModel):
+    """The average of a `LookaheadRecipe`, at first a copy of the network, over so many steps in all."""
+
+    def __init__(self, network: nn.Module, recipe: LookaheadRecipe, total: int) -> None:
+        super().__init__(network, avg_fn=self._average, use_buffers=True)
+        self._recipe, self._total = recipe, total
+
+    def follow(self, network: nn.Module, step: int) -> None:
+        """Updates the average every few steps and after the last; the network then takes its values."""
+        recipe = self._recipe
+        if step % recipe.steps == 0 or step == self._total:
+            self._kept = recipe.decay**recipe.steps * (step / self._total) ** 3
+            self.update_parameters(network)
+            network.load_state_dict(self.module.state_dict())
+
+    def _average(self, mean: Tensor, weight: Tensor, _: Tensor | int) -> Tensor:
+        return mean.lerp(weight, 1 - self._kept) if mean.is_floating_point() else weight
 
 
 _MOMENTS = 200
@@ -171,20 +187,20 @@ class Trainer:
         self._batches = Batches(
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
-        self._average = make_average(self.network, recipe.lookahead, self.total_steps)
         self.data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
         self._epoch_seconds = 0.0
         accelerator.register_for_checkpointing(self)
-        if self._average is not None:
+        self._average = None
+        if recipe.lookahead is not None:
+            self._average = Lookahead(self.network, recipe.lookahead, self.total_steps)
             accelerator.register_for_checkpointing(self._average)
         if accelerator.process_index:  # dropout of its own in each process
             torch.manual_seed(recipe.seed + accelerator.process_index)
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.resumed = 0
-        self._began = time.perf_counter()
-        self._seconds_before = 0.0
+        self._began = time.perf_counter()  # the start, as if the run had never been interrupted
 
     @property
     def steps_per_epoch(self) -> int:
@@ -194,12 +210,12 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        return self.recipe.training.epochs * self._batches.per_epoch
+        return self.recipe.training.epochs * self.steps_per_epoch
 
     @property
     def seconds(self) -> float:
         """Wall time of the run, without what was spent between the last checkpoint and an interruption."""
-        return self._seconds_before + time.perf_counter() - self._began
+        return time.perf_counter() - self._began
 
     @property
     def result(self) -> Network:
@@ -229,7 +245,7 @@ class Trainer:
         self.share_losses()
         train_loss = torch.stack(self._losses).mean().item()
         self.epoch += 1
-        loss, accuracy = self.evaluate(self._test)
+        loss, accuracy = self.evaluate()
         self.heads.record(step=self.step, epoch=self.epoch)
         self._losses = []
         self._epoch_seconds = 0.0
@@ -257,14 +273,15 @@ class Trainer:
         results = {name: last[name] for name in names}
         views_of_images = self.recipe.training.test_views
         if views_of_images != "none":
-            loss, accuracy = self.evaluate(self._test, views_of_images)
+            loss, accuracy = self.evaluate(views_of_images)
             results |= {"views_loss": loss, "views_accuracy": accuracy}
-        times = [1 / metrics["images_per_second"] for metrics in self.history]
-        return {**results, "images_per_second": len(times) / sum(times)}
+        rates = [metrics["images_per_second"] for metrics in self.history]
+        return {**results, "images_per_second": statistics.harmonic_mean(rates)}
 
     @torch.inference_mode()
-    def evaluate(self, split: ImageSplit, kind: Views = "none") -> tuple[float, float]:
-        """Returns mean cross-entropy in nats and accuracy, from the mean scores of views of each image in a split."""
+    def evaluate(self, kind: Views = "none") -> tuple[float, float]:
+        """Returns mean cross-entropy in nats and accuracy, from the mean scores of views of each test image."""
+        split = self._test
         network = self._forward
         if self._average is None:
             self._prepared.eval()
@@ -293,10 +310,9 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns counters, losses and what was recorded; accelerate saves weights, optimizer and random numbers."""
-        losses = torch.stack(self._losses).cpu() if self._losses else torch.zeros(0)
         return {
             "own": {name: getattr(self, name) for name in _KEPT},
-            "losses": losses,
+            "losses": torch.tensor(self._losses),
             "batches": self._batches.states,
             "data": self.data.record.hashes,
             "heads": self.heads.rows,
@@ -316,8 +332,7 @@ class Trainer:
         self._batches.states = state["batches"]
         self.heads.rows = state["heads"]
         self.resumed = state["resumed"] + 1
-        self._seconds_before = state["seconds"]
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() - state["seconds"]
 
     def _train_on(
         self,
@@ -341,8 +356,7 @@ class Trainer:
         accelerator.backward(loss)
         self._optimizer.step()
         if self._average is not None:
-            lookahead = cast(LookaheadRecipe, self.recipe.lookahead)
-            update_average(self._average, self.network, lookahead, self.step + 1, self.total_steps)
+            self._average.follow(self.network, self.step + 1)
         return loss.detach()
 
     def _learning_rate(self, step: int) -> float:
@@ -366,32 +380,3 @@ class Trainer:
             f"{self.recipe.name}: the loss is {loss} at step {step} (epoch {self.epoch + 1}, "
             f"learning rate {rate:g}); lower optim.learning_rate, or use a longer warm-up"
         )
-
-
-def make_average(
-    network: nn.Module, recipe: LookaheadRecipe | None, total: int
-) -> AveragedModel | None:
-    """Returns the average of the weights of a lookahead, at first a copy of the network; None without one."""
-    if recipe is None:
-        return None
-
-    @torch.no_grad()
-    def average(averages: Any, weights: Any, number: Tensor | int) -> None:
-        step = min(recipe.steps * (int(number) + 1), total)
-        decay = recipe.decay**recipe.steps * (step / total) ** 3
-        for mean, weight in zip(averages, weights, strict=True):
-            if mean.is_floating_point():
-                mean.lerp_(weight, 1 - decay)
-            else:
-                mean.copy_(weight)
-
-    return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
-
-
-def update_average(
-    average: AveragedModel, network: nn.Module, recipe: LookaheadRecipe, step: int, total: int
-) -> None:
-    """Updates the average every few steps and after the last; the network then takes its values."""
-    if step % recipe.steps == 0 or step == total:
-        average.update_parameters(network)
-        network.load_state_dict(average.module.state_dict())

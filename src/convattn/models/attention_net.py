@@ -9,15 +9,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import (
-    ENCODINGS,
-    AxialDistance,
-    Distance,
-    Encoding,
-    LearnedTable,
-    Sinusoidal,
-    create_encoding,
-)
+from convattn.encodings import ENCODINGS, Encoding, create_encoding
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
@@ -204,6 +196,10 @@ class AttentionNet(MixingNet):
             UnknownNameError: There is no such encoding, or no such start.
         """
         require_whole(width=width, depth=depth, patch=patch, image_size=image_size)
+        if centres not in _CENTRES:
+            raise UnknownNameError("centres", centres, _CENTRES)
+        if position_start not in _POSITION_STARTS:
+            raise UnknownNameError("position_start", position_start, _POSITION_STARTS)
         if not isinstance(encoding_options, Mapping | None):
             expected = "arguments by name, as a dict"
             raise ArgumentError(must_be("encoding_options", expected, encoding_options))
@@ -224,20 +220,19 @@ class AttentionNet(MixingNet):
             options["head_vectors"] = not only_features
         options |= encoding_options or {}
         layer_options: dict[str, Any] = {"dropout": dropout}
-        if gated:
-            layer_options["gate"] = "sigmoid"
-            # content alone, which the gate mixes with position
-            layer_options["content"] = Content(
-                key_width=width, position=False, content_bias=False, query_bias=True
-            )
-        elif content:
+        if content:
+            # with a gate, content alone, which that mixes with position
+            position = False if gated else None
             layer_options["content"] = Content(
                 key_width=width,
+                position=position,
                 project_position=not only_features,
                 content_bias=False,
                 query_bias=True,
-                key_bias=True,
+                key_bias=not gated,
             )
+        if gated:
+            layer_options["gate"] = "sigmoid"
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = []
         for number in block_heads:
@@ -257,16 +252,15 @@ class AttentionNet(MixingNet):
             dropout=dropout,
             initializer_range=initializer_range,
         )
-        for mixer in mixers:
-            _set_start(mixer.encoding, position_start, size=extent, width=width)
+        if position_start == "table":
+            for mixer in mixers:
+                start_like_table(mixer.encoding, size=extent, width=width)
         self.heads = block_heads
         self.content = content
 
 
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
     """Creates the encoding of a block, with its centres drawn or on a grid."""
-    if centres not in _CENTRES:
-        raise UnknownNameError("centres", centres, _CENTRES)
     if centres == "normal":
         return create_encoding(name, heads, 2, **options)
     kind = ENCODINGS.get(name)
@@ -274,18 +268,6 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
         expected = f'"normal" with encoding {name!r}, which has no centres'
         raise ArgumentError(must_be("centres", expected, centres))
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
-
-
-def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None:
-    """Draws an encoding anew if it is to start like a table."""
-    if start not in _POSITION_STARTS:
-        raise UnknownNameError("position_start", start, _POSITION_STARTS)
-    if start == "network":
-        return
-    if not isinstance(encoding, AxialDistance | Distance | LearnedTable | Sinusoidal):
-        expected = f'"network" with {type(encoding).__name__}'
-        raise ArgumentError(must_be("position_start", expected, start))
-    start_like_table(encoding, size=size, width=width)
 
 
 @final
@@ -359,4 +341,3 @@ class ConvNet(MixingNet):
             dropout=dropout,
             initializer_range=initializer_range,
         )
-        self.kernel_size = kernel_size

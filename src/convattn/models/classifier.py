@@ -5,12 +5,12 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import Shift
 from convattn.grid import whole_number
 from convattn.layers import NormalisedConv, RelativeAttention
 
@@ -46,11 +46,10 @@ class ImageClassifier(nn.Module):
     def __new__(cls, *values: Any, **named: Any) -> Any:
         """Records the arguments of `__init__`."""
         network = super().__new__(cls)
-        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        arguments = {parameter.name: parameter.default for parameter in parameters}
-        arguments |= dict(zip(arguments, values, strict=False))
-        arguments |= named
-        network.arguments = {name: _plain(value) for name, value in arguments.items()}
+        given = inspect.signature(cls.__init__).bind_partial(network, *values, **named)
+        given.apply_defaults()
+        given.arguments.pop("self")
+        network.arguments = _plain(given.arguments)
         return network
 
     def flops(self, image_size: int = 32) -> FlopCount:
@@ -63,53 +62,50 @@ class ImageClassifier(nn.Module):
             Operations of the linear maps, of convolutions with the taps on the padding, of the mixing and of the
             scores; mixing and scores with N x N weights, that of a `NormalisedConv` too.
         """
-        counter = _Counter()
+        counts = Counter[str]()
         network = copy.deepcopy(self).to("meta").eval()
-        counter.watch(network)
+        _watch(network, counts)
         channels = self.arguments["in_channels"]
         network(torch.empty(1, channels, image_size, image_size, device="meta"))
-        return FlopCount(**counter.counts)
+        return FlopCount(**counts)
 
 
-class _Counter:
-    """Counts operations by the sizes of what layers without values take and give."""
+def _watch(network: nn.Module, counts: Counter[str]) -> None:
+    """Registers hooks that count by the sizes of what layers without values take and give, on each that multiplies."""
+    inside: set[nn.Module] = set()
+    for module in network.modules():
+        if module in inside:
+            continue
+        weight = getattr(module, "weight", None)
+        if isinstance(module, RelativeAttention | NormalisedConv):
+            inside.update(module.modules())
+            if isinstance(module, RelativeAttention):
+                module.impl = "reference"  # the other paths look at the weights
+            module.register_forward_hook(partial(_count_attention, counts))
+        elif weight is not None and weight.ndim > 1:
+            module.register_forward_hook(partial(_count_linear, counts))
 
-    def __init__(self) -> None:
-        self.counts = Counter[str]()
 
-    def watch(self, network: nn.Module) -> None:
-        """Registers the hooks that count, on each layer that multiplies."""
-        inside: set[nn.Module] = set()
-        for module in network.modules():
-            if module in inside:
-                continue
-            weight = getattr(module, "weight", None)
-            if isinstance(module, RelativeAttention | NormalisedConv):
-                inside.update(module.modules())
-                if isinstance(module, RelativeAttention):
-                    module.impl = "reference"  # the other paths look at the weights
-                module.register_forward_hook(self._count_attention)
-            elif weight is not None and weight.ndim > 1:
-                module.register_forward_hook(self._count_linear)
+def _count_linear(counts: Counter[str], layer: Any, _: Any, output: Tensor) -> None:
+    counts["linear"] += 2 * output.numel() * layer.weight[0].numel()
 
-    def _count_linear(self, layer: Any, _: Any, output: Tensor) -> None:
-        self.counts["linear"] += 2 * output.numel() * layer.weight[0].numel()
 
-    def _count_attention(self, layer: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
-        values = sum(weight.numel() for weight in layer.values.parameters())
-        self.counts["linear"] += 2 * queries * values
-        content = getattr(layer, "content", None)
-        is_shift = isinstance(getattr(layer, "encoding", None), Shift)
-        if not is_shift:
-            self.counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
-        if content is None:
-            return
-        products = 2 * queries * keys * content.key.out_features
-        self.counts["linear"] += 2 * (queries + keys) * content.key.weight.numel()
-        self.counts["content_scores"] += products
-        if content.uses_position:
-            self.counts["position_scores"] += products
+def _count_attention(
+    counts: Counter[str], layer: Any, inputs: tuple[Tensor], output: Tensor
+) -> None:
+    queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
+    values = sum(weight.numel() for weight in layer.values.parameters())
+    counts["linear"] += 2 * queries * values
+    encoding, content = getattr(layer, "encoding", None), getattr(layer, "content", None)
+    if getattr(encoding, "fixed_displacements", None) is None:
+        counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
+    if content is None:
+        return
+    products = 2 * queries * keys * content.key.out_features
+    counts["linear"] += 2 * (queries + keys) * content.key.weight.numel()
+    counts["content_scores"] += products
+    if content.uses_position:
+        counts["position_scores"] += products
 
 
 def require_whole(**sizes: object) -> None:

@@ -61,11 +61,10 @@ class ResNet(ImageClassifier):
         self.stages = nn.Sequential()
         channels = width
         for multiple, stride in _STAGES:
-            outputs = multiple * width
-            self.stages.append(_BasicBlock(channels, outputs, stride))
-            for _ in range(blocks_per_stage - 1):
-                self.stages.append(_BasicBlock(outputs, outputs, stride=1))
-            channels = outputs
+            strides = [stride] + [1] * (blocks_per_stage - 1)
+            for step in strides:
+                self.stages.append(_BasicBlock(channels, multiple * width, step))
+                channels = multiple * width
         self.head = nn.Linear(channels, num_classes)
 
     def forward(

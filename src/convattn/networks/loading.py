@@ -1,17 +1,18 @@
 """Loads everything that this library saves: networks, converted or not, runs, single layers."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from convattn.convert.network_runs import copy_network
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
 from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
-from convattn.networks.replaced import put_layers, with_places
+from convattn.networks.replaced import put_layers
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_sealed
@@ -133,11 +134,7 @@ def _restore(folder: Path, model: nn.Module | None, *, verify: bool) -> LoadedNe
     else:
         network = _build(file, config, tensors)
     try:
-        layers = config["layers"]
-        if verify:
-            layers = with_places(network, layers)  # a missing place is among the differences
-        if layers:
-            network = put_layers(network, layers)
+        network = put_layers(network, config["layers"])
         if verify:
             _require_structure(network, config, is_given=model is not None)
         load_tensors(network, tensors, config)
@@ -196,19 +193,8 @@ def _require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         largest = max(largest, *tensor.shape, 0)
     for name, value in options.items():
         limit = len(tensors) if name == "depth" else largest
-        for number in _numbers(value):
-            if abs(number) > limit:
+        for number in tree_leaves(value):
+            if isinstance(number, int) and abs(number) > limit:
                 raise ArgumentError(
                     f"{name} must be at most {limit} with these tensors, but is {number}"
                 )
-
-
-def _numbers(value: object) -> Iterator[int]:
-    """Yields the whole numbers in nested lists and objects."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, int):
-        yield value

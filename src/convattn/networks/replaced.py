@@ -9,7 +9,7 @@ from torch import nn
 
 from convattn.convert.calls import AttendedCalls, original_place
 from convattn.convert.surgery import graft, names_by_module
-from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.errors import UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.networks.differences import differences
 from convattn.networks.saved_layers import KINDS, describe_layer, rebuild_layer
@@ -65,11 +65,11 @@ def _how_to_undo(layer: nn.Module, prefix: str) -> list[str]:
     lines = []
     for name, part in layer.named_modules():
         place = f"network.get_submodule({f'{prefix}{name}'.removesuffix('.')!r})"
+        parametrized = getattr(part, "parametrizations", {})
+        functions = dict.fromkeys(parametrized, "parametrize.remove_parametrizations")
         for key, hook in computed_weights(part).items():
-            function = undo.get(type(hook).__name__, "prune.remove")
-            lines.append(f'torch.nn.utils.{function}({place}, "{key}")')
-        for key in getattr(part, "parametrizations", {}):
-            function = "parametrize.remove_parametrizations"
+            functions[key] = undo.get(type(hook).__name__, "prune.remove")
+        for key, function in functions.items():
             lines.append(f'torch.nn.utils.{function}({place}, "{key}")')
     return lines
 
@@ -81,28 +81,19 @@ def _computes_weights(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def with_places(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the described layers whose places a network has."""
-    places = dict(network.named_modules(remove_duplicate=False))
-    return [layer for layer in layers if places.keys() >= set(layer["names"])]
-
-
 def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Puts described layers in their places, on the meta device: their weights are yet to be loaded.
 
-    The network is changed. Returns it, or the layer that replaces it as a whole; a missing place raises
-    CheckpointError.
+    The network is changed. Returns it, or the layer that replaces it as a whole. A layer is left out if the network
+    lacks a place of it, which then differs from the saved one.
     """
     places = dict(network.named_modules(remove_duplicate=False))
     replacements = {}
     for described in layers:
-        for name in described["names"]:
-            if name not in places:
-                raise CheckpointError(
-                    f"{type(network).__name__} has no module {name!r} to be replaced"
-                )
-        layer = _rebuild(described, places[described["names"][0]])
-        replacements.update((places[name], layer) for name in described["names"])
+        names = described["names"]
+        if places.keys() >= set(names):
+            layer = _rebuild(described, places[names[0]])
+            replacements.update((places[name], layer) for name in names)
     return graft(network, replacements)
 
 

@@ -6,19 +6,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
+from convattn.convert.surgery import require_network
 from convattn.errors import (
     ArgumentError,
     UnsupportedModelError,
     must_be,
-    must_be_a,
     optional_module,
 )
 from convattn.files import new_folder, write_atomically
@@ -26,10 +24,11 @@ from convattn.layers import FrozenAttention
 from convattn.networks.differences import first_differences
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
-from convattn.networks.replaced import describe_layers, put_layers, with_places
+from convattn.networks.replaced import describe_layers, put_layers
 from convattn.networks.saved_layers import KINDS
-from convattn.networks.source import create_network, own_source, split_source
+from convattn.networks.source import create_network, own_source
 from convattn.networks.tensors import describe_tensors, file_tensors
+from convattn.provenance import describe_versions
 from convattn.sealed import KIND, may_replace, read_config, write_sealed
 from convattn.structure import Structure, full_name, network_digest
 from convattn.wording import ITSELF
@@ -88,8 +87,7 @@ def save_network(
         ...     type(load_network(folder, model=net)[0]).__name__
         'RelativeAttention1d'
     """
-    if not isinstance(network, nn.Module):
-        raise ArgumentError(must_be_a("network", "an nn.Module", network))
+    require_network("network", network)
     if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
     if source is None and options:
@@ -98,14 +96,14 @@ def save_network(
     replace = may_replace(folder, overwrite=overwrite)
     if certificate is not None and not isinstance(certificate, AnyCertificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
-    _require_saveable(network)
-    if certificate is not None:
-        _require_certificate_of(network, certificate)
     builder, arguments = own_source(network) or (None, {})
     if source is not None:
         builder, arguments = source, _json_options(options)
-    refusal = f"cannot save this {type(network).__name__}"
+    home = builder.partition(":")[0] if builder else "convattn"
     try:
+        _require_saveable(network)
+        if certificate is not None:
+            _require_certificate_of(network, certificate)
         tensors, tied = file_tensors(network)
         structure, described = Structure.of(network), describe_tensors(network)
         layers = describe_layers(network)
@@ -114,28 +112,26 @@ def save_network(
             own = describe_layers(fresh)
             layers = [layer for layer in layers if layer not in own]
             _require_rebuilt(structure, fresh, layers, described["buffers"], arguments)
+        config = {
+            "schema_version": SCHEMA,
+            "kind": KIND,
+            "class": full_name(type(network)),
+            "source": builder,
+            "options": arguments,
+            "versions": describe_versions(["torch", home]),
+            "layers": layers,
+            "tied": tied,
+            "structure": asdict(structure),
+            **described,
+        }
+        with new_folder(folder, replace=replace) as temporary:
+            write_sealed(temporary, config, tensors, certificate)
+            write_atomically(temporary / "README.md", network_card(config, network, certificate))
     except UnsupportedModelError as error:
         place = f" as {builder}" if builder else ""
-        raise UnsupportedModelError(f"{refusal}{place}: {error}") from None
-    config = {
-        "convattn": __version__,
-        "schema_version": SCHEMA,
-        "kind": KIND,
-        "class": full_name(type(network)),
-        "source": builder,
-        "options": arguments,
-        "versions": _builder_versions(builder),
-        "layers": layers,
-        "tied": tied,
-        "structure": asdict(structure),
-        **described,
-    }
-    with new_folder(folder, replace=replace) as temporary:
-        try:
-            write_sealed(temporary, config, tensors, certificate)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{refusal}: {error}") from None
-        write_atomically(temporary / "README.md", network_card(config, network, certificate))
+        raise UnsupportedModelError(
+            f"cannot save this {type(network).__name__}{place}: {error}"
+        ) from None
     return Path(folder)
 
 
@@ -207,19 +203,18 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
 
 def _require_saveable(network: nn.Module) -> None:
     """Raises if a network is wrapped, or has a layer that could not be rebuilt."""
-    refusal = f"cannot save this {type(network).__name__}"
     wrappers = nn.DataParallel | nn.parallel.DistributedDataParallel
     if hasattr(network, "_orig_mod") or isinstance(network, wrappers):
-        raise UnsupportedModelError(f"{refusal}: save the network that it wraps")
+        raise UnsupportedModelError("save the network that it wraps")
     for name, module in network.named_modules():
         if isinstance(module, FrozenAttention):
             raise UnsupportedModelError(
-                f"{refusal}: {name or ITSELF} is frozen and has no weights of its own. Save the network that was"
+                f"{name or ITSELF} is frozen and has no weights of its own. Save the network that was"
                 " frozen, and freeze it again after loading"
             )
         if type(module).__module__.startswith("convattn.heads."):
             raise UnsupportedModelError(
-                f"{refusal}: {name} was made by replace_heads, which a saved network cannot record. Save the"
+                f"{name} was made by replace_heads, which a saved network cannot record. Save the"
                 " state_dict, and load it after the same call of replace_heads"
             )
 
@@ -244,7 +239,7 @@ def _require_rebuilt(
     arguments: dict[str, Any],
 ) -> None:
     """Raises UnsupportedModelError if a new network with the described layers is made of something else."""
-    rebuilt = put_layers(fresh, json.loads(json.dumps(with_places(fresh, layers))))
+    rebuilt = put_layers(fresh, json.loads(json.dumps(layers)))
     reasons = first_differences(structure.modules, Structure.of(rebuilt, dtypes).modules)
     if reasons:
         raise UnsupportedModelError(
@@ -263,12 +258,6 @@ def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
         pass
     expected = "a dict of JSON types: numbers, text, True, False, None, lists"
     raise ArgumentError(must_be("options", expected, options))
-
-
-def _builder_versions(builder: str | None) -> dict[str, str]:
-    home = split_source(builder)[0] if builder else "convattn"
-    packages = ["torch"] if home == "convattn" else ["torch", home]
-    return {package: version(package) for package in packages}
 
 
 _REST = (
@@ -327,5 +316,5 @@ def _origin(config: Mapping[str, Any], network: nn.Module) -> str:
     versions = [f"{name} {version}" for name, version in config["versions"].items()]
     return (
         f"This network was {origin}. `config.json` describes {layers} of it. It has {parameters:,} parameters, and was"
-        f" saved by convattn {config['convattn']} with {', '.join(versions)}."
+        f" saved with {', '.join(versions)}."
     )

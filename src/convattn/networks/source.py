@@ -37,15 +37,16 @@ NETWORKS: Mapping[str, str] = MappingProxyType(
 HOMES = ("convattn", "hf", "timm", "torchvision")
 """What may stand before the colon of a source."""
 
-_TIMM_WEIGHTS = (
+_WEIGHTS = (
+    "cache_dir",
     "checkpoint_path",
     "pretrained",
     "pretrained_cfg",
     "pretrained_cfg_overlay",
-    "cache_dir",
+    "weights",
+    "weights_backbone",
 )
-_TORCHVISION_WEIGHTS = ("weights", "weights_backbone")
-"""Options by which weights would be read from somewhere, or fetched."""
+"""Options by which timm or torchvision would read weights from somewhere, or fetch them."""
 
 
 def split_source(source: str) -> tuple[str, str]:
@@ -94,15 +95,21 @@ def create_network(
         raise UnknownNameError("network", name, NETWORKS)
     if home == "convattn" and pretrained:
         raise ArgumentError(f"{source} has no pretrained weights")
+    wrong = sorted(arguments.keys() & set(_WEIGHTS))
+    if wrong:
+        raise ArgumentError(
+            f"options must be those of the architecture, but {', '.join(wrong)} would bring weights"
+        )
+    of_libraries = {
+        "hf": _create_transformers,
+        "timm": _create_timm,
+        "torchvision": _create_torchvision,
+    }
     try:
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
                 return getattr(import_module(NETWORKS[name]), name)(**arguments)
-            if home == "timm":
-                return _create_timm(name, arguments, pretrained=pretrained)
-            if home == "torchvision":
-                return _create_torchvision(name, arguments, pretrained=pretrained)
-            return _create_transformers(name, arguments, pretrained=pretrained)
+            return of_libraries[home](name, arguments, pretrained=pretrained)
     except ConvAttnError:
         raise
     except Exception as error:
@@ -171,7 +178,6 @@ def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> 
     timm = _timm()
     if not timm.is_model(name):
         raise _unknown_model("timm", name, timm)
-    _refuse_weights(options, _TIMM_WEIGHTS, "read weights")
     repository = timm.get_pretrained_cfg(name).hf_hub_id
     if pretrained and repository:
         _require_fetchable(repository)
@@ -183,7 +189,6 @@ def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bo
     models = _torchvision_models()
     if name not in models.list_models():
         raise _unknown_model("torchvision", name, models)
-    _refuse_weights(options, _TORCHVISION_WEIGHTS, "fetch weights")
     builder = models.get_model_builder(name)
     if pretrained:
         return builder(weights="DEFAULT", **options)
@@ -272,22 +277,11 @@ def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
-    """Returns the shortest name that begins with this one, else up to three that begin almost like it."""
-    longer = [model for model in known if model.startswith(name)]
-    if longer:
-        return [min(longer, key=len)]
+    """Returns up to three names that begin almost like this one, of several that begin alike the shortest."""
     beginnings: dict[str, str] = {}
-    for model in known:
+    for model in sorted(known, key=len):
         beginnings.setdefault(model[: len(name) + 1], model)
     return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, n=3)]
-
-
-def _refuse_weights(options: Mapping[str, Any], refused: Sequence[str], consequence: str) -> None:
-    wrong = sorted(options.keys() & set(refused))
-    if wrong:
-        raise ArgumentError(
-            f"options must be those of the architecture, but {', '.join(wrong)} would {consequence}"
-        )
 
 
 def _timm() -> ModuleType:

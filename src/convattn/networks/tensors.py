@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.structure import dtype_name
 from convattn.wording import some
 
 
@@ -24,8 +25,9 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     tied: dict[str, str] = {}
     for name, tensor in network.state_dict().items():
         _require_plain(name, tensor)
-        memory = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-        view = (*memory, tensor.dtype, tensor.shape, tensor.stride())
+        storage = tensor.untyped_storage().data_ptr()
+        layout = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        view = (tensor.device, storage, tensor.dtype, *layout)
         if tensor.numel() and view in names:
             tied[name] = names[view]
         else:
@@ -50,7 +52,7 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
     buffers = {}
     for name, buffer in network.named_buffers():
         if name not in state and buffer.is_floating_point():
-            buffers[name] = str(buffer.dtype).removeprefix("torch.")
+            buffers[name] = dtype_name(buffer.dtype)
     return {"frozen": frozen, "strides": strides, "buffers": buffers}
 
 

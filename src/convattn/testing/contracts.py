@@ -7,7 +7,7 @@ the error budget (`convattn.budget`).
 import copy
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -118,8 +118,11 @@ class EncodingContract:
         axes = self.axes(dims)
         self.check_table(encoding, axes, encoding.table(axes))
         if isinstance(encoding, AxisAdditiveEncoding):
-            table = add_tables(encoding.axis_tables(axes))
-            self.check_table(encoding, axes, table)
+            grids = []
+            for tables in zip(*encoding.axis_tables(axes), strict=True):  # of a head
+                along_axes = torch.meshgrid(*tables, indexing="ij")
+                grids.append(torch.stack(along_axes).sum(0))
+            self.check_table(encoding, axes, torch.stack(grids))
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_linear_in_the_features(self, dims: int) -> None:
@@ -225,15 +228,6 @@ def grid_points(axes: list[Axis]) -> Tensor:
     """Lists the displacements of a grid, (points, dims)."""
     along = [axis.displacements() for axis in axes]
     return torch.cartesian_prod(*along).view(-1, len(axes))
-
-
-def add_tables(tables: Sequence[Float[Tensor, "heads _"]]) -> Float[Tensor, "heads *displacements"]:
-    """Adds up tables of the axes to one of the grid."""
-    total = tables[0]
-    for table in tables[1:]:
-        ones = [1] * (total.ndim - 1)
-        total = total[..., None] + table.view(len(table), *ones, -1)
-    return total
 
 
 def stir(module: M) -> M:

@@ -1,20 +1,21 @@
 """Networks and images → scene."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from convattn.encodings import (
+    ENCODINGS,
     AxisAdditiveEncoding,
     Encoding,
     GeneralizedQuadratic,
     Quadratic,
 )
-from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import Axis
 from convattn.heads.families.attention_class import PREFIX_TOKENS
@@ -57,9 +58,9 @@ def build_scene(
         The scene.
 
     Raises:
-        ArgumentError: Numbers of images or names differ, or a network holds numbers that are not finite.
+        ArgumentError: Numbers of images or names differ, a network has no layer of a name that is asked for, or holds
+            numbers that are not finite.
         SceneSizeError: The scene would be too large.
-        UnknownNameError: A network has no layer of a name that is asked for.
         UnsupportedModelError: A network has no attention that can be read, or a layer that attends on a sequence or a
             volume.
 
@@ -128,15 +129,6 @@ def _shows_all(first: Exhibit, exhibit: Exhibit) -> bool:
     return exhibit.size == first.size and exhibit.images.shape[1] <= first.images.shape[1]
 
 
-class _Lattices(NamedTuple):
-    """Where the queries and the keys of a layer lie on the image."""
-
-    queries: Place
-    query_grid: Sequence[int]
-    keys: Place
-    key_grid: Sequence[int]
-
-
 class _Network:
     """One network while it is described."""
 
@@ -186,10 +178,10 @@ class _Network:
             if image == 0:
                 calls.append(call._replace(attention=None, parts={}))
                 if call.attention is not None:
-                    self.maps[call.name] = LayerMaps(call)
+                    number = f"{self.number}/{len(calls) - 1}"
+                    self.maps[call.name] = LayerMaps(call, number, self.tensors)
             if call.name in self.maps:
-                size = self.maps[call.name].add(call.parts, image)
-                self.tensors.reserve(size)
+                self.maps[call.name].add(call.parts, image)
 
         for image, pixels in enumerate(self.exhibit.images):
             if image == 0 or self.maps:
@@ -207,10 +199,15 @@ class _Network:
             features = program.places.get(call.name) if program else None
             if features is None:
                 features = Place.covering(self.exhibit.size, call.size)
-            lattices = _own_lattices(module, axes, features)
+            queries, keys = _own_places(module, axes, features)
+            grid = [len(axis.queries) for axis in axes]
+            key_grid = [axis.keys for axis in axes]
         else:
             assert maps is not None
-            lattices = _read_lattices(maps, self.exhibit.size)
+            lattice = maps.lattice
+            grid, key_grid = list(maps.layout.grid), lattice.grid
+            queries = Place.covering(self.exhibit.size, grid)
+            keys = queries.among(lattice.first, lattice.step)
         if maps is None:
             assert isinstance(module, RelativeAttention)
             heads, pattern, normalised, prefix = module.num_heads, "global", True, []
@@ -218,17 +215,16 @@ class _Network:
         else:
             heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
             prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
-            attention = maps.describe(key, f"{self.number}/{number}", position, self.tensors)
-        keys = lattices.keys.scaled(self.scale)
+            attention = maps.describe(key, position)
         return {
             "name": call.name,
             "number": number + 1,
             "kind": full_name(type(module)),
             "pattern": pattern,
             "heads": heads,
-            "grid": list(lattices.query_grid),
-            "place": lattices.queries.scaled(self.scale).to_json(),
-            "keys": {"grid": list(lattices.key_grid), **keys.to_json()},
+            "grid": grid,
+            "place": queries.scaled(self.scale).to_json(),
+            "keys": {"grid": key_grid, **keys.scaled(self.scale).to_json()},
             "normalised": normalised,
             "prefix": prefix,
             **_describe_statistics(self.exhibit.report, call.name, heads),
@@ -258,11 +254,9 @@ class _Network:
     def _describe_timeline(self, calls: Sequence[LayerCall]) -> dict[str, Any] | None:
         heads = {}
         for number, call in enumerate(calls):
-            module = call.module
-            if isinstance(module, RelativeAttention) and isinstance(
-                module.encoding, Quadratic | GeneralizedQuadratic
-            ):
-                heads[number] = module.num_heads
+            encoding = getattr(call.module, "encoding", None)
+            if isinstance(encoding, Quadratic | GeneralizedQuadratic):
+                heads[number] = encoding.num_heads
         return describe_timeline(self.exhibit.heads, heads, self.key, self.tensors)
 
 
@@ -274,27 +268,16 @@ def _describe_input(exhibit: Exhibit) -> dict[str, Any] | None:
     return {"rows": rows, "cols": cols, "mean": list(exhibit.mean), "std": list(exhibit.std)}
 
 
-def _own_lattices(module: RelativeAttention, axes: tuple[Axis, ...], features: Place) -> _Lattices:
+def _own_places(
+    module: RelativeAttention, axes: tuple[Axis, ...], features: Place
+) -> tuple[Place, Place]:
     """Returns where queries and keys of a layer of this library lie, given where its features lie."""
     before = np.array([pair[0] for pair in module.geometry.padding])
     spread = np.array(module.geometry.input_dilation)
     keys = features.among(-before / spread, 1 / spread)
     starts = [axis.queries.start for axis in axes]
     steps = [axis.queries.step for axis in axes]
-    return _Lattices(
-        queries=keys.among(starts, steps),
-        query_grid=[len(axis.queries) for axis in axes],
-        keys=keys,
-        key_grid=[axis.keys for axis in axes],
-    )
-
-
-def _read_lattices(maps: LayerMaps, size: tuple[int, int]) -> _Lattices:
-    """Returns where queries and keys lie of a layer whose attention was read."""
-    lattice = maps.lattice
-    queries = Place.covering(size, maps.layout.grid)
-    keys = queries.among(lattice.first, lattice.step)
-    return _Lattices(queries, maps.layout.grid, keys, lattice.grid)
+    return keys.among(starts, steps), keys
 
 
 def prefix_names(network: nn.Module, count: int) -> list[str]:
@@ -360,7 +343,7 @@ def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict
     if encoding.head_centres is not None:
         centres = tensors.add(f"{key}/centres", encoding.head_centres)
     if isinstance(encoding, Quadratic):
-        sharpness = tensors.add(f"{key}/sharpness", encoding.root_sharpness**2 / 2)
+        sharpness = tensors.add(f"{key}/sharpness", encoding.sharpness)
     kind = type(encoding)
     names = {registered: name for name, registered in ENCODINGS.items()}
     return {
@@ -372,37 +355,29 @@ def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict
 
 def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> dict[str, Any]:
     """Returns the number of a layer, its sentence and the numbers of its heads; None where the report lacks it."""
-    for number, layer in enumerate(report.layers if report else (), start=1):
+    layers = report.layers if report else ()
+    for number, layer in enumerate(layers, start=1):
         if layer.name == name and len(layer.heads) == heads:
             numbers = []
             for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
                 numbers.append({**_describe_head(head), "verdict": str(verdict)})
-            measured_on = report.images if report else 0
-            told = {"sentence": layer.sentence, "statistics": numbers, "measured_on": measured_on}
-            return {**told, "number": number}
+            return {
+                "sentence": layer.sentence,
+                # JSON has no nan: null stands for it
+                "statistics": json.loads(json.dumps(numbers), parse_constant=lambda _: None),
+                "measured_on": report.images if report else 0,
+                "number": number,
+            }
     return {"sentence": None, "statistics": None, "measured_on": 0}
 
 
 def _describe_head(head: HeadStatistics) -> dict[str, Any]:
-    """Returns the numbers of a head."""
+    """Returns the numbers of a head, each with its error."""
+    row = head.row()
     described = {}
-    for name in HEAD_NUMBERS:
-        estimate = getattr(head, name)
-        described[name] = {"value": _finite(estimate.value), "error": _finite(estimate.error)}
-    described["shift"] = {
-        "value": [_finite(axis.value) for axis in head.shift],
-        "error": [_finite(axis.error) for axis in head.shift],
-    }
-    described["hard_shift"] = {
-        "value": [_finite(step) for step in head.hard_shift],
-        "error": [_finite(error) for error in head.hard_shift_error],
-    }
+    for name in (*HEAD_NUMBERS, "shift", "hard_shift"):
+        described[name] = {"value": row[name], "error": row[f"{name}_error"]}
     return described
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number as JSON can hold it, where null stands for nan."""
-    return value if math.isfinite(value) else None
 
 
 def describe_timeline(

@@ -36,7 +36,7 @@ class Exhibit:
         classes: Names of the classes that it scores; () if unknown.
         report: What its heads look at, measured before; or None.
         heads: Where its heads looked while it was trained.
-        layers: Names of the layers to show; None shows all that can be read.
+        layers: Names of the layers to show, or patterns as in `fnmatch`; None shows all that can be read.
     """
 
     network: nn.Module
@@ -49,7 +49,7 @@ class Exhibit:
     classes: tuple[str, ...] = ()
     report: HeadReport | None = None
     heads: Sequence[HeadSnapshot] = ()
-    layers: tuple[str, ...] | None = None
+    layers: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Checks the network and the images."""

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import network_to_attention, network_to_conv
-from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.heads.analysis import analyze
-from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import HeadReport, read_report
 from convattn.heads.head_snapshots import HEADS, read_heads
 from convattn.layers import RelativeAttention
@@ -32,7 +31,7 @@ from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
-from convattn.viewer.image_maps import is_positional
+from convattn.viewer.image_maps import is_positional, shown_layers
 from convattn.viewer.scene import Scene
 from convattn.wording import some
 
@@ -78,7 +77,7 @@ def gather(  # noqa: PLR0913 - what the command of the page takes
         images: What `open_images` takes; None takes test images of the data that the network was trained on.
         load: Loads the network of a source.
         limit: How many images to take; None takes 8 of a user's, or 20 of the network's own.
-        layers: Names of the layers to show; () shows all.
+        layers: Names of the layers to show, or patterns as in `fnmatch`; () shows all.
         compare: "untrained", "converted" or another source, each shown beside the network.
         kernel_size: Taps along each axis of the convolutions of "converted"; None keeps the taps of hard heads, and
             gives three to others.
@@ -93,9 +92,10 @@ def gather(  # noqa: PLR0913 - what the command of the page takes
     pictures = _open(source, loaded, images, limit)
     name = "trained" if loaded.folder else "network"
     first = _exhibit(source, loaded, pictures, name)
-    first = replace(first, layers=tuple(layers) or None)
+    if layers:
+        first = replace(first, layers=tuple(shown_layers(loaded.network, layers)))
     exhibits = []
-    if readable_layers(loaded.network) or not compare:
+    if shown_layers(loaded.network) or not compare:
         exhibits.append(first)
     for copy in compare:
         tell(f"making what stands beside it: {copy}")
@@ -172,7 +172,7 @@ def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str)
 
 def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
     """Shows of another network the layers that are shown of the first if it has them, else all."""
-    classes, readable = other.classes or first.classes, readable_layers(other.network)
+    classes, readable = other.classes or first.classes, shown_layers(other.network)
     missing = [name for name in first.layers or () if name not in readable]
     if not missing:
         return replace(other, classes=classes, layers=first.layers)
@@ -185,9 +185,8 @@ def _measured(first: Exhibit) -> HeadReport | None:
 
     Heads of displacement need none: the page knows their scores. One image alone tells nothing of content.
     """
-    modules = dict(first.network.named_modules())
-    shown = first.layers or readable_layers(first.network)
-    names = [name for name in shown if name in modules and not is_positional(modules[name])]
+    shown = shown_layers(first.network, first.layers).items()
+    names = [name for name, module in shown if not is_positional(module)]
     if not names or len(first.images) == 1:
         return None
     return analyze(first.network, first.images, layers=names, controls=(), progress=False)
@@ -228,15 +227,6 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
     return report
 
 
-def readable_layers(network: nn.Module) -> tuple[str, ...]:
-    """Returns the names of the attention layers whose weights can be read."""
-    try:
-        layers = attention_layers(network)
-    except UnsupportedModelError:
-        return ()
-    return tuple(layer.name for layer in layers if layer.refused is None)
-
-
 def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
     """Shows a network beside itself with drawn weights, which are rounded to 16 bits to make the page smaller."""
     with torch.no_grad():
@@ -259,7 +249,7 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
     `kernel_size` is the number of taps along each axis; None keeps the taps of hard heads, and gives three to others.
     """
-    network, images, readable = first.network, first.images, readable_layers(first.network)
+    network, images, readable = first.network, first.images, tuple(shown_layers(first.network))
     convolutions, note = network, "Its convolutions as attention: every head is one tap."
     if _own_layers(network):
         convolutions, size = _as_convolutions(network, images, kernel_size)
@@ -292,18 +282,16 @@ def _as_convolutions(
 ) -> tuple[nn.Module, str]:
     """Converts attention to convolutions, and says their size."""
     size = kernel_size or _KERNEL_SIZE
-    hard = []
-    for name, layer in _own_layers(network).items():
-        if layer.encoding.fixed_displacements is not None:
-            hard.append(name)
-    if not hard or kernel_size:
-        convolutions, _ = network_to_conv(network, kernel_size=size, images=images)
-        return convolutions, f" of {size} × {size}"
-    convolutions, _ = network_to_conv(network, include=hard, images=images)
-    if not any(is_positional(module) for module in convolutions.modules()):
-        return convolutions, ""
-    convolutions, _ = network_to_conv(convolutions, kernel_size=size, images=images)
-    return convolutions, f", of {size} × {size} where heads are not hard"
+    words = f" of {size} × {size}"
+    own = _own_layers(network).items()
+    hard = [name for name, layer in own if layer.encoding.fixed_displacements is not None]
+    if hard and not kernel_size:
+        network, _ = network_to_conv(network, include=hard, images=images)
+        if not any(map(is_positional, network.modules())):
+            return network, ""
+        words = f",{words} where heads are not hard"
+    convolutions, _ = network_to_conv(network, kernel_size=size, images=images)
+    return convolutions, words
 
 
 def _own_layers(network: nn.Module) -> dict[str, RelativeAttention]:

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
+from convattn.convert.surgery import names_by_module
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.functional import attention_weights, pad_keys
 from convattn.functional.reference import scores_of_images
-from convattn.heads.catalogue import attention_layers
+from convattn.heads.catalogue import layers_to_read
 from convattn.heads.head_report import call_name
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -28,11 +29,6 @@ class Rows(NamedTuple):
     levels: UInt8[Tensor, "groups heads queries keys"]
     scales: Float[Tensor, "groups heads queries"]
     lows: Float[Tensor, "groups heads queries"]  # At most 0
-
-    @property
-    def bytes(self) -> int:
-        """Size of levels and scales."""
-        return self.levels.nbytes + self.scales.nbytes
 
 
 def encode_rows(weights: Float[Tensor, "*rows keys"]) -> Rows:
@@ -63,29 +59,29 @@ def is_positional(module: nn.Module) -> bool:
     return isinstance(module, RelativeAttention) and module.content is None
 
 
+def shown_layers(
+    network: nn.Module, layers: str | Sequence[str] | None = None
+) -> dict[str, nn.Module]:
+    """Returns the attention layers of these names or patterns by name; without any, all that can be read."""
+    chosen = layers_to_read(network, layers, None)
+    modules = names_by_module(network).items()
+    return {names[0]: module for module, names in modules if module in chosen}
+
+
 def read_layers(
     network: nn.Module,
     image: Float[Tensor, "1 *sizes"],
     callback: Callable[[LayerCall], None],
     *,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
 ) -> None:
     """Runs a network on one image and calls back for each call of an attention layer, in the order in which they run.
 
     The weights of layers that attend by displacement alone are not computed: those of a convolution at 224 × 224 pixels
-    would fill the memory, and the page computes them. Without names of `layers` all are read, and a network in which
-    another module attends is refused.
+    would fill the memory, and the page computes them. Without `layers` all are read, and a network in which another
+    module attends is refused.
     """
-    known = [layer.name for layer in attention_layers(network)]
-    names = known if layers is None else layers
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("layer", name, known)
-    own: dict[str, RelativeAttention] = {}
-    for name, module in network.named_modules():
-        if isinstance(module, RelativeAttention) and name in names:
-            require_image_grid(name, module.dims)
-            own[name] = module
+    shown = shown_layers(network, layers)
     inputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
@@ -106,15 +102,17 @@ def read_layers(
             parts["content"] = _content_weights(layer, x)
         callback(LayerCall(call_name(name, calls), layer, size, call, parts))
 
-    positional = [name for name in known if is_positional(network.get_submodule(name))]
+    positional = [name for name, module in shown.items() if is_positional(module)]
     with ExitStack() as hooks:
-        for name, module in own.items():
-            hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
-            hooks.callback(hook.remove)
+        for name, module in shown.items():
+            if isinstance(module, RelativeAttention):
+                require_image_grid(name, module.dims)
+                hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
+                hooks.callback(hook.remove)
         watch(network, image, read, layers=layers, without=positional or None)
     if not calls:
         raise ArgumentError(
-            f"none of the layers {', '.join(names)} runs when the network sees an image"
+            f"none of the layers {', '.join(shown)} runs when the network sees an image"
         )
 
 
@@ -142,56 +140,50 @@ PADDING = torch.iinfo(torch.int32).min
 
 
 class LayerMaps:
-    """The maps of one layer while images pass: rows in bytes of each, and the sum of the weights of all."""
+    """The maps of one layer while images pass: rows in bytes go into the scene, and the weights of all are summed."""
 
-    def __init__(self, call: LayerCall) -> None:
-        """Starts without maps; keys on no regular lattice raise UnsupportedModelError."""
+    def __init__(self, call: LayerCall, number: str, tensors: SceneTensors) -> None:
+        """Starts without maps; keys on no regular lattice raise UnsupportedModelError.
+
+        `number`, "network/layer", is in the names of the tensors.
+        """
         assert call.attention is not None
         self.layout, self.normalised = call.attention.layout, call.attention.normalised
-        self.heads, self.parts = call.attention.weights.shape[2], list(call.parts)
+        self.heads = call.attention.weights.shape[2]
         try:
             self.lattice = key_lattice(self.layout)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{call.name}: {error}") from None
-        self._rows: dict[tuple[str, int | str], Rows] = {}  # By part and image
-        self._sums: dict[str, Tensor] = {}
-        self._images: list[int] = []
+        self._number, self._tensors = number, tensors
+        self._images: list[int | str] = []
+        self._sums: dict[str, Tensor] = {}  # By part
+        self._lows: dict[str, Tensor] = {}  # By their names in the scene
 
-    def add(self, parts: Mapping[str, Tensor], image: int) -> int:
-        """Adds the weights on an image; returns the bytes that they take."""
-        size = 0
+    def add(self, parts: Mapping[str, Tensor], image: int | str) -> None:
+        """Adds the weights on an image, or their mean."""
         for part, weights in parts.items():
             wide = weights.float().cpu()
             rows = encode_rows(wide)
-            size += rows.bytes
-            self._rows[part, image] = rows
+            name = f"maps/{self._number}/{part}/{image}"
+            self._tensors.keep(f"{name}/levels", rows.levels)
+            self._tensors.keep(f"{name}/scales", rows.scales)
+            self._lows[f"{name}/lows"] = rows.lows
             self._sums[part] = wide + self._sums.get(part, 0)
         self._images.append(image)
-        return size
 
-    def describe(
-        self, key: str, number: str, position: dict[str, Any] | None, tensors: SceneTensors
-    ) -> dict[str, Any]:
-        """Describes the attention, and moves the maps into the scene, with the mean over several images.
+    def describe(self, key: str, position: dict[str, Any] | None) -> dict[str, Any]:
+        """Describes the attention after all images, and adds their mean if they are several.
 
-        `key` begins the names of the tensors; `number`, "network/layer", is in those of the maps.
+        `key` begins the names of the tensors that are not maps.
         """
-        images: list[int | str] = [*self._images]
-        if len(images) > 1:
-            for part, total in self._sums.items():
-                rows = encode_rows(total / len(images))
-                tensors.reserve(rows.bytes)
-                self._rows[part, "mean"] = rows
-            images.append("mean")
-        signed = any(bool(rows.lows.any()) for rows in self._rows.values())
-        for (part, image), rows in self._rows.items():
-            name = f"maps/{number}/{part}/{image}"
-            tensors.by_name[f"{name}/levels"] = rows.levels.contiguous()
-            tensors.by_name[f"{name}/scales"] = rows.scales.contiguous()
-            if signed:
-                tensors.by_name[f"{name}/lows"] = rows.lows.contiguous()
-        self._rows.clear()
-        parts = list(self.parts)
+        count, tensors = len(self._images), self._tensors
+        if count > 1:
+            self.add({part: total / count for part, total in self._sums.items()}, "mean")
+        signed = any(bool(lows.any()) for lows in self._lows.values())
+        if signed:
+            for name, lows in self._lows.items():
+                tensors.keep(name, lows)
+        parts = list(self._sums)
         if position:
             parts.insert(1, "position")
         allowed = self.layout.allowed
@@ -206,5 +198,5 @@ class LayerMaps:
             "keys": tensors.add(f"{key}/keys", self.lattice.keys),
             "allowed": allowed,
             "signed": signed,
-            "images": images,
+            "images": self._images,
         }

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
@@ -45,51 +45,36 @@ class Place:
 class Lattice(NamedTuple):
     """Where the keys of a layout lie."""
 
-    grid: tuple[int, int]  # Rows and columns
-    first: tuple[float, float]  # Position of cell (0, 0), in steps of the queries' grid
-    step: tuple[float, float]  # From one cell to the next
+    grid: list[int]  # Rows and columns
+    first: list[float]  # Position of cell (0, 0), in steps of the queries' grid
+    step: list[float]  # From one cell to the next
     keys: Int[Tensor, "groups keys"]  # Flat index of each key; −1 − n for prefix token n
 
 
 def key_lattice(layout: Layout) -> Lattice:
     """Finds the lattice of a layout's keys; raises UnsupportedModelError if there is none."""
-    placed = layout.keys[:, ~layout.key_prefix]
-    rows = _cells(placed[..., 0], layout.grid[0])
-    cols = _cells(placed[..., 1], layout.grid[1])
-    prefix = int(layout.key_prefix.sum())
-    keys = torch.empty(layout.keys.shape[:2], dtype=torch.int64)
-    keys[:, ~layout.key_prefix] = rows.cells * cols.size + cols.cells
-    keys[:, layout.key_prefix] = -1 - torch.arange(prefix)
-    return Lattice(
-        grid=(rows.size, cols.size),
-        first=(rows.first, cols.first),
-        step=(rows.step, cols.step),
-        keys=keys.int(),
-    )
-
-
-class _Cells(NamedTuple):
-    """Keys along one axis."""
-
-    size: int  # Number of cells
-    first: float  # Position of the first
-    step: float  # From one to the next
-    cells: Int[Tensor, "groups keys"]  # Cell of each key
-
-
-def _cells(positions: Float[Tensor, "groups keys"], size: int) -> _Cells:
-    """Finds the cells along an axis of `size` queries."""
-    if not positions.numel():
-        return _Cells(0, 0.0, 1.0, positions.long())
-    places = positions.unique()  # sorted
-    gaps = places.diff()
-    gaps = gaps[gaps > 1e-6]  # nearer positions are the same
-    step = float(size)  # one key alone stands for all
-    if len(gaps):
-        step = gaps.min().item()
-    first = places[0].item()
-    exact = (positions - first) / step
+    placed = layout.keys[:, ~layout.key_prefix].double()
+    keys = torch.empty(layout.keys.shape[:2], dtype=torch.int32)
+    prefix = torch.arange(int(layout.key_prefix.sum()), dtype=torch.int32)
+    keys[:, layout.key_prefix] = -1 - prefix
+    if not placed.numel():
+        return Lattice([0, 0], [0.0, 0.0], [1.0, 1.0], keys)
+    first = placed.amin((0, 1))
+    steps = [_step(placed[..., axis], size) for axis, size in enumerate(layout.grid)]
+    exact = (placed - first) / placed.new_tensor(steps)
     cells = exact.round()
     if bool(((exact - cells).abs() >= 1e-3).any()):
         raise UnsupportedModelError("its keys are not on a regular lattice, which the viewer needs")
-    return _Cells(int(cells.max()) + 1, first, step, cells.long())
+    cells = cells.int()
+    rows, cols = (cells.amax((0, 1)) + 1).tolist()
+    keys[:, ~layout.key_prefix] = cells[..., 0] * cols + cells[..., 1]
+    return Lattice([rows, cols], first.tolist(), steps, keys)
+
+
+def _step(positions: Float64[Tensor, "groups keys"], size: int) -> float:
+    """Returns the smallest distance of keys along an axis of `size` queries."""
+    gaps = positions.unique().diff()
+    gaps = gaps[gaps > 1e-6]  # nearer positions are the same
+    if not len(gaps):
+        return float(size)  # one key alone stands for all
+    return gaps.min().item()

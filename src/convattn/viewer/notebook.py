@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.page import page_html
@@ -46,7 +46,7 @@ def view(
     *,
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     title: str = "",
 ) -> NotebookPage:
     """Shows where the heads of a network look, in a notebook: as the last line of a cell, or by `display`.
@@ -59,14 +59,15 @@ def view(
         images: Prepared images, on the network's device.
         mean: Mean per channel that was taken from pixels between 0 and 1; () if unknown.
         std: Standard deviation per channel, by which they were then divided; () if unknown.
-        layers: Names of the layers to show; None shows all that can be read.
+        layers: Names of the layers to show, or patterns as in `fnmatch`; None shows all that can be read.
         title: Title of the page; "" takes the network's class.
 
     Returns:
         What a notebook shows as the page.
 
     Raises:
-        ArgumentError: Images are missing, do not fit the network, or are given beside exhibits.
+        ArgumentError: Images are missing, do not fit the network, or are given beside exhibits; or no layer has such a
+            name.
         SceneSizeError: The maps are too large; take fewer images, or name layers.
         UnsupportedModelError: The network has no attention that can be read.
 
@@ -81,10 +82,6 @@ def view(
             raise ArgumentError(
                 "images are missing: give the prepared images that the network is to see"
             )
-        if isinstance(layers, str):
-            raise ArgumentError(must_be("layers", "names of layers, or None", layers))
-        if layers is not None:
-            layers = tuple(layers)
         model = Exhibit(model, images, mean=mean, std=std, layers=layers)
     elif images is not None or layers is not None or len(mean) or len(std):
         raise ArgumentError(

@@ -50,15 +50,16 @@ def page_html(scene: Scene) -> str:
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "(\.{1,2}/[\w./-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async function|function|const|let|class)\b)", re.MULTILINE)
-_COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE)
-_CAST = re.compile(r"/\*\* @type (?:[^*]|\*(?!/))*\*/ ?")
-# No text ends after the last comment of a line, so none begins before it.
-_LAST_COMMENT = re.compile(r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE)
+# A comment of some lines or within one, one that is a line, or the last of a line: no text ends after it, so none
+# begins before it.
+_COMMENT = re.compile(
+    r"""/\*\*(?:[^*]|\*(?!/))*\*/ ?|^[ \t]*//[^\n]*|[ \t]+// [^\n"'`]*$""", re.MULTILINE
+)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 # Declarations of a line each, one below the other
 _DECLARATIONS = re.compile(r"(?:^const [^\n]*;\n)+", re.MULTILINE)
 _LAST_SIGN = re.compile(r",(?=\n[)}\]])|;(?=\n\})")
-_REMOVED = (_IMPORT, _EXPORT, _COMMENT, _CAST, _LAST_COMMENT, _INDENTATION, _LAST_SIGN)
+_REMOVED = (_IMPORT, _COMMENT, _INDENTATION, _EXPORT, _LAST_SIGN)
 # A text, which stays as it is, or a sign that no space need stand beside: + and − and / may keep two apart.
 _TEXT_OR_SIGN = re.compile(
     r"""("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|`[^`]*`)|\s*([(){}\[\],;:?=<>&|!*%]|\s?(?<![-+])[-+/](?=\s[^-+/]))\s*"""

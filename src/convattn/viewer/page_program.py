@@ -1,6 +1,6 @@
 """A network as a list of operations, which the page runs from the picture to the class scores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,6 @@ from convattn.models.block import MixingBlock
 from convattn.structure import full_name
 from convattn.viewer.lattice import Place
 from convattn.viewer.scene import SceneTensors
-
-_NO_PADDING = {"pairs": [[0, 0], [0, 0]], "mode": "zeros", "spread": [1, 1]}
 
 
 class Program:
@@ -48,44 +46,43 @@ class Program:
             self.places[name] = self._place
             self.add("attention", layer=self._numbers[name])
         elif type(module) is nn.Conv2d and _is_centred(module):
-            self.add(
-                "convolve",
-                stride=list(module.stride),
-                dilation=list(module.dilation),
+            assert not isinstance(module.padding, str)
+            self.convolve(
+                module.weight,
+                module.bias,
+                dilation=module.dilation,
                 groups=module.groups,
-                padding={
-                    "pairs": [[size, size] for size in module.padding],
-                    "mode": module.padding_mode,
-                    "spread": [1, 1],
-                },
-                weight=module.weight,
-                bias=module.bias,
+                padding=module.padding,
+                mode=module.padding_mode,
             )
         else:
             raise _UnknownPartError(module)
 
-    def patches(self, weight: Tensor, bias: Tensor | None, *, step: int) -> None:
-        """Adds a linear map of square patches; `weight` is (outputs, channels, side, side)."""
+    def convolve(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        step: int = 1,
+        dilation: Sequence[int] = (1, 1),
+        groups: int = 1,
+        padding: Sequence[int] = (0, 0),
+        mode: str = "zeros",
+    ) -> None:
+        """Adds a convolution."""
         self.add(
             "convolve",
             stride=[step, step],
-            dilation=[1, 1],
-            groups=1,
-            padding=_NO_PADDING,
+            dilation=list(dilation),
+            groups=groups,
+            padding={"pairs": [[size, size] for size in padding], "mode": mode, "spread": [1, 1]},
             weight=weight,
             bias=bias,
         )
-        centre = (weight.shape[-1] - 1) / 2
-        self._place = self._place.among(centre, step)
 
-    def lie_between(self, offset: float) -> None:
-        """Says that features lie `offset` cells behind those that the layer before took, as the middles of patches."""
-        self._place = self._place.among(offset, 1)
-
-    def halve(self) -> None:
-        """Adds the maximum of squares of 2 × 2 pixels."""
-        self.add("maxpool", size=2)
-        self._place = self._place.among(0.5, 2)
+    def lie_among(self, first: float, step: int = 1) -> None:
+        """Says where features lie among those that the layer before took, as the middles of patches."""
+        self._place = self._place.among(first, step)
 
     def normalise_channels(self, norm: nn.Module) -> None:
         """Adds a batch normalisation with its running statistics, computed in float64 and rounded once."""
@@ -162,11 +159,12 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
 
 def _write_speed_net(network: Any, program: Program) -> None:
     program.mix("stem", network.stem)
-    program.lie_between((network.arguments["patch"] - 1) / 2)
+    program.lie_among((network.arguments["patch"] - 1) / 2)
     program.add("gelu")
     for number, stage in enumerate(network.stages):
         program.mix(f"stages.{number}.first", stage.first)
-        program.halve()
+        program.add("maxpool", size=2)
+        program.lie_among(0.5, 2)
         program.normalise_channels(stage.first_norm)
         program.add("gelu")
         program.mix(f"stages.{number}.second", stage.second)
@@ -182,7 +180,8 @@ def _write_attention_net(network: AttentionNet, program: Program) -> None:
     if type(embed) is not nn.Linear:
         raise _UnknownPartError(embed)
     weight = embed.weight.unflatten(1, (-1, side, side))
-    program.patches(weight, embed.bias, step=side)
+    program.convolve(weight, embed.bias, step=side)
+    program.lie_among((side - 1) / 2, side)
     for number, block in enumerate(network.blocks):
         assert isinstance(block, MixingBlock)
         _write_block(block, f"blocks.{number}.mixer", program)

@@ -68,13 +68,13 @@ class SceneTensors:
                 raise ArgumentError(
                     f"the network must hold finite numbers, but {name} of its scene has nan or inf"
                 )
-        self.reserve(compact.nbytes)
-        self.by_name[f"tensors/{name}"] = compact
+        self.keep(f"tensors/{name}", compact)
         return f"tensors/{name}"
 
-    def reserve(self, count: int) -> None:
-        """Takes bytes from those that are left; if there are too few, it raises SceneSizeError."""
-        self._size += count
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Keeps a tensor as it is; if there are too few bytes left, it raises SceneSizeError."""
+        self.by_name[name] = tensor.contiguous()
+        self._size += tensor.nbytes
         if self._size > self._largest:
             needed = f"{self._size / 2**20:.0f} MB"
             allowed = f"{self._largest / 2**20:.0f} MB"

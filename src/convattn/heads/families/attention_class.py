@@ -5,16 +5,15 @@ Classes are given by full name, so that no other library is imported.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.heads.layout import Layout, global_layout
-from convattn.structure import full_name
+from convattn.heads.layout import Layout, global_layout, times
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +50,6 @@ class CallContext:
                 return parent
         raise UnsupportedModelError(f"no module around it has {' and '.join(attributes)}")
 
-    def parent_of_kind(self, kind: str) -> "CallContext":
-        """Returns the innermost module around this one of a class, given by full name."""
-        for parent in self.parents:
-            if full_name(type(parent.module)) == kind:
-                return parent
-        raise UnsupportedModelError(f"it runs in no {kind.rpartition('.')[2]}")
-
     def grid_of(self, embedding: nn.Module) -> tuple[int, int]:
         """Returns rows and columns of the output of the last convolution in a module."""
         inside = set(embedding.modules())
@@ -73,9 +65,9 @@ class CallContext:
         """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
         tokens = prefix + torch.Size(grid).numel()
         if (self.queries, self.keys) != (tokens, tokens):
-            sizes = " × ".join(map(str, grid))
             raise UnsupportedModelError(
-                f"{self.queries} queries and {self.keys} keys are not {sizes} positions and {prefix} prefix tokens"
+                f"{self.queries} queries and {self.keys} keys are not {times(grid)} positions and {prefix} prefix"
+                " tokens"
             )
         return global_layout(grid, prefix)
 
@@ -109,10 +101,9 @@ class TokenAttention:
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
     output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
-    # Gives a module from tokens to tokens the call signature of this layer
-    wrap: Callable[[nn.Module], nn.Module] = lambda tokens: tokens
+    scale: float  # s
+    config: Any = None  # Configuration of a layer of transformers
     dropout: float = 0.0  # Probability with which an attention weight is dropped in training
-    scale: float | None = None  # s; None is 1/√D_h
     # What is applied to each query before the product, to each key, and to the output
     query_norm: nn.Module = field(default_factory=nn.Identity)
     key_norm: nn.Module = field(default_factory=nn.Identity)
@@ -124,7 +115,7 @@ class TokenAttention:
         return self.value.out_features // self.heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionClass:
     """How one class of attention is read, replaced and initialised."""
 
@@ -134,26 +125,69 @@ class AttentionClass:
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
     refused: str | None = None  # Why the weights of the class are not read
-    unchanged: str | None = None  # Why heads of the class are not initialised
+
+    def by_group(
+        self, x: Shaped[Tensor, "*lead rows cols"], groups: int, heads: int
+    ) -> Shaped[Tensor, "images groups heads rows cols"]:
+        """Takes apart the leading axes of what a layer computes for every head."""
+        lead = (heads, groups) if self.heads_first else (groups, heads)
+        apart = x.reshape(-1, *lead, *x.shape[-2:])
+        return apart.transpose(1, 2) if self.heads_first else apart
 
 
 @dataclass(frozen=True)
 class PatchNetwork:
     """A vision transformer whose tokens are prefix tokens, then patches row by row."""
 
-    blocks: str  # Names of its attention layers over all tokens begin with this
-    grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
-    refused: tuple[str, ...] = ()  # Parts that compute something else, and what
+    embedding: (
+        str  # Dotted name of its patch embedding, which knows the sizes of images and of patches
+    )
+    blocks: str = ""  # Names of its attention layers over all tokens begin with this
 
 
-def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raises ArgumentError for an option of a call that is set: a mask, a cache, causality, weights to be returned."""
-    for name, option in options.items():
-        if option is not None and option is not False:
-            raise ArgumentError(
-                f"{name} must be None or False, but is a {type(option).__name__}: heads that average by displacement"
-                " see both sides of a token, take no mask, and have no weights to return"
-            )
+_REFUSED = (
+    "mask",
+    "attn_mask",
+    "attention_mask",
+    "is_causal",
+    "past_key_values",
+    "output_attentions",
+)
+"""Options of a call that heads that average by displacement do not take."""
+
+
+@final
+class TokenLayer(nn.Module):
+    """A layer from tokens to tokens, called as attention of timm is, or, if it has a configuration, of transformers."""
+
+    def __init__(self, tokens: nn.Module, config: Any = None) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens = tokens
+        self.config = config
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch tokens width"],
+        mask: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """Attends; transformers gets None beside it, in place of attention weights.
+
+        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
+        """
+        options["mask"] = mask
+        if not options.get("output_attentions"):
+            options["output_attentions"] = getattr(self.config, "output_attentions", False)
+        for name in _REFUSED:
+            option = options.get(name)
+            if option is not None and option is not False:
+                raise ArgumentError(
+                    f"{name} must be None or False, but is a {type(option).__name__}: heads that average by"
+                    " displacement see both sides of a token, take no mask, and have no weights to return"
+                )
+        y = self.tokens(hidden_states)
+        return y if self.config is None else (y, None)
 
 
 def linear(
@@ -172,18 +206,17 @@ def linear(
     return layer
 
 
-def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
-    """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
-    weights = whole.weight.chunk(parts)
-    biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
-    pairs = zip(weights, biases, strict=True)
-    return tuple(linear(weight, bias, like=whole) for weight, bias in pairs)
-
-
-def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
-    """Copies some outputs of a linear map."""
+def some_rows(whole: nn.Linear, rows: Tensor | slice) -> nn.Linear:
+    """Returns some outputs of a linear map: copies of its numbers, or by a slice its own."""
     bias = None if whole.bias is None else whole.bias[rows]
     return linear(whole.weight[rows], bias, like=whole)
+
+
+def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
+    """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
+    size = len(whole.weight) // parts
+    starts = range(0, parts * size, size)
+    return tuple(some_rows(whole, slice(start, start + size)) for start in starts)
 
 
 _RECORDERS = "transformers.utils.output_capturing"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float64
 from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
@@ -14,19 +14,31 @@ from convattn.heads.layout import Layout, global_layout, lattice
 _REDUCTIONS = ("sr", "sequence_reduction", "spatial_reduction")
 
 
-def cell_centres(size: int, cells: int, step: int | None = None) -> Float[Tensor, " cells"]:
-    """Lists the middles of the cells along one axis, in positions of the grid.
+def cell_centres(
+    call: CallContext, pool: nn.Module | None, grid: tuple[int, int]
+) -> list[Float64[Tensor, " cells"]]:
+    """Lists the middles of the cells that a pooling makes of a grid along each axis, in positions of the grid.
 
-    With a `step` cell i covers the positions i · step to (i + 1) · step − 1, as a convolution whose kernel is as long
-    as its step; without, ⌊i size / cells⌋ to ⌈(i + 1) size / cells⌉ − 1, as adaptive pooling.
+    A convolution makes them, each where the middle of its kernel lies. One of 1 × 1 follows an adaptive pooling, whose
+    cell i of n covers the positions ⌊i size / n⌋ to ⌈(i + 1) size / n⌉ − 1.
     """
-    number = torch.arange(cells, dtype=torch.float64)
-    if step is not None:
-        return number * step + (step - 1) / 2
-    first = (number * size / cells).floor()
-    end = ((number + 1) * size / cells).ceil()
-    last = end - 1
-    return (first + last) / 2
+    if pool is None:
+        return [torch.arange(size).double() for size in grid]
+    if not isinstance(pool, nn.Conv2d) or isinstance(pool.padding, str):
+        raise UnsupportedModelError(
+            "its tokens are pooled by no convolution with padding in numbers"
+        )
+    axes = []
+    for axis, (size, cells) in enumerate(zip(grid, call.grid_of(pool), strict=True)):
+        number = torch.arange(cells).double()
+        if pool.kernel_size == pool.stride == (1, 1):
+            first = (number * size / cells).floor()
+            end = ((number + 1) * size / cells).ceil()
+            axes.append((first + end - 1) / 2)
+        else:
+            reach = pool.dilation[axis] * (pool.kernel_size[axis] - 1)
+            axes.append(number * pool.stride[axis] + reach / 2 - pool.padding[axis])
+    return axes
 
 
 def read_reduced(call: CallContext) -> Layout:
@@ -45,9 +57,8 @@ def read_reduced(call: CallContext) -> Layout:
         raise UnsupportedModelError(
             f"{call.keys} keys for {call.queries} queries, and nothing that reduces them is known"
         )
-    counts = call.grid_of(reduction)
-    axes = zip((rows, cols), counts, _steps(reduction), strict=True)
-    keys = lattice([cell_centres(*sizes) for sizes in axes])
+    convolution = next(part for part in reduction.modules() if isinstance(part, nn.Conv2d))
+    keys = lattice(cell_centres(call, convolution, (rows, cols)))
     return global_layout((rows, cols), keys=keys, pattern="reduced keys")
 
 
@@ -57,16 +68,6 @@ def _grid(call: CallContext) -> tuple[int, int]:
     if given is None or isinstance(given, int):
         given = (call.argument(1, "height"), call.argument(2, "width"))
     return int(given[0]), int(given[1])
-
-
-def _steps(reduction: nn.Module) -> tuple[int | None, int | None]:
-    """Returns the step of a reducing convolution along each axis; None where its input was pooled before."""
-    convolution = next(part for part in reduction.modules() if isinstance(part, nn.Conv2d))
-    if convolution.kernel_size == (1, 1):
-        return None, None
-    if convolution.kernel_size != convolution.stride or convolution.padding not in ((0, 0), 0):
-        raise UnsupportedModelError("its keys are made of cells that overlap")
-    return convolution.stride[0], convolution.stride[1]
 
 
 def read_image(call: CallContext) -> Layout:
@@ -82,13 +83,17 @@ def read_partition_or_image(call: CallContext) -> Layout:
 
 def read_pooled(call: CallContext) -> Layout:
     """Reads queries and keys pooled from the grid that the module is given; a token lies where its kernel does."""
+    module: Any = call.module
     grid = tuple(call.argument(1, "feat_size"))
-    prefix = int(call.module.has_cls_token)  # type: ignore[arg-type]
-    (rows, cols), q_steps = _pooled(call, call.module.pool_q, grid)
-    counts, k_steps = _pooled(call, call.module.pool_k, grid)
+    prefix = int(module.has_cls_token)
+    queries = cell_centres(call, module.pool_q, grid)
+    keys = cell_centres(call, module.pool_k, grid)
+    steps = (1, 1) if module.pool_q is None else module.pool_q.stride
     axes = []
-    for count, k_step, q_step in zip(counts, k_steps, q_steps, strict=True):
-        axes.append(torch.arange(count).double() * k_step / q_step)
+    for key, query, step in zip(keys, queries, steps, strict=True):
+        axes.append((key - query[0]) / step)
+    counts = tuple(map(len, axes))
+    rows, cols = map(len, queries)
     keys = lattice(axes)
     if (call.queries, call.keys) != (prefix + rows * cols, prefix + len(keys)):
         raise UnsupportedModelError(
@@ -100,20 +105,6 @@ def read_pooled(call: CallContext) -> Layout:
     elif len(keys) < rows * cols:
         pattern = "reduced keys"
     return global_layout((rows, cols), prefix, keys=keys, pattern=pattern)
-
-
-def _pooled(
-    call: CallContext, pool: Any, grid: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns rows and columns of what a pooling gave, and its steps."""
-    if pool is None:
-        return grid, (1, 1)
-    convolves = isinstance(pool, nn.Conv2d)
-    if not convolves or pool.padding != tuple((size - 1) / 2 for size in pool.kernel_size):
-        raise UnsupportedModelError(
-            "its tokens are pooled by no convolution that is centred on them"
-        )
-    return call.grid_of(pool), (pool.stride[0], pool.stride[1])
 
 
 _REDUCED = (

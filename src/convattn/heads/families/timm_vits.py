@@ -1,20 +1,17 @@
 """timm's vision transformers, whose tokens attend to all others: ViT, DeiT, BEiT, EVA, PiT, ConViT, CaiT."""
 
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
-    PatchNetwork,
     TokenAttention,
     dropout_rate,
-    refuse_options,
     require_part,
     split_linear,
 )
@@ -103,26 +100,6 @@ def _grid(call: CallContext) -> tuple[int, int]:
     return call.grid_of(call.parent("patch_embed").module.patch_embed)  # type: ignore[arg-type]
 
 
-@final
-class TimmAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of timm's attention."""
-
-    def __init__(self, tokens: nn.Module) -> None:
-        """Wraps the layer."""
-        super().__init__()
-        self.tokens = tokens
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch tokens width"],
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends; a mask or causal attention raises ArgumentError."""
-        refuse_options({"attn_mask": attn_mask, "is_causal": is_causal})
-        return self.tokens(x)
-
-
 def attention_matrices(attention: nn.Module) -> TokenAttention:
     """Copies the matrices of timm's `Attention`."""
     if not isinstance(attention.norm, nn.Identity):
@@ -131,12 +108,10 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError(
             "it multiplies the heads' outputs by a gate, which no convolution does"
         )
-    return replace(
-        convit_matrices(attention),
-        scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
-        query_norm=attention.q_norm,
-        key_norm=attention.k_norm,
-    )
+    matrices = convit_matrices(attention)
+    if attention.fused_attn:  # which has a scale of its own
+        matrices = replace(matrices, scale=matrices.head_width**-0.5)
+    return replace(matrices, query_norm=attention.q_norm, key_norm=attention.k_norm)
 
 
 def convit_matrices(attention: nn.Module) -> TokenAttention:
@@ -148,45 +123,29 @@ def convit_matrices(attention: nn.Module) -> TokenAttention:
         key=key,
         value=value,
         output=require_part(attention, "proj"),
-        wrap=TimmAttention,
         dropout=dropout_rate(attention, "attn_drop"),
         scale=float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]
     )
 
 
-_GATED = "it mixes attention by position and by content"
-_BIASES = "it has its own relative positions"
-_ROTATES = "it rotates queries and keys by their positions"
 _ONE_PRODUCT = "it computes attention and feed-forward in one product"
+_BY_POSITION_TOO = (
+    "timm.layers.attention.AttentionRope",
+    "timm.models.beit.Attention",
+    "timm.models.eva.EvaAttention",
+    "timm.models.vision_transformer_relpos.RelPosAttention",
+)
 
 TIMM_VITS: dict[str, AttentionClass] = {
+    **dict.fromkeys(_BY_POSITION_TOO, AttentionClass("global", read_tokens)),
     "timm.layers.attention.Attention": AttentionClass(
         "global", read_tokens, matrices=attention_matrices
     ),
-    "timm.layers.attention.AttentionRope": AttentionClass(
-        "global", read_tokens, unchanged=_ROTATES
-    ),
-    "timm.models.beit.Attention": AttentionClass("global", read_tokens, unchanged=_BIASES),
-    "timm.models.eva.EvaAttention": AttentionClass("global", read_tokens, unchanged=_ROTATES),
-    "timm.models.vision_transformer_relpos.RelPosAttention": AttentionClass(
-        "global", read_tokens, unchanged=_BIASES
-    ),
     "timm.models.vision_transformer.ParallelScalingBlock": AttentionClass(refused=_ONE_PRODUCT),
-    "timm.models.convit.GPSA": AttentionClass("global", read_patches, unchanged=_GATED),
+    "timm.models.convit.GPSA": AttentionClass("global", read_patches),
     "timm.models.convit.MHSA": AttentionClass("global", read_tokens, matrices=convit_matrices),
     "timm.models.cait.TalkingHeadAttn": AttentionClass("global", read_patches),
     "timm.models.cait.ClassAttn": AttentionClass("class token", read_class_token),
 }
 """Classes of attention by full name."""
-
-
-_DROPS = ("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",)
-
-
-def timm_network(vit: nn.Module) -> PatchNetwork:
-    """Describes timm's VisionTransformer or VisionTransformerDistilled."""
-    drops = not isinstance(vit.patch_drop, nn.Identity)
-    rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
-    grid = (int(rows), int(cols))
-    return PatchNetwork("blocks.", grid, refused=_DROPS if drops else ())

@@ -1,20 +1,16 @@
 """transformers' encoders, whose tokens attend to all others: vision towers, text and audio; and its decoders."""
 
 from functools import partial
-from typing import Any, final
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     PREFIX_TOKENS,
     AttentionClass,
     CallContext,
-    PatchNetwork,
     TokenAttention,
     dropout_rate,
-    refuse_options,
     require_part,
 )
 from convattn.heads.layout import Layout
@@ -48,77 +44,33 @@ def _count_tokens(embeddings: nn.Module, name: str) -> int:
     return int(token.shape[-2]) if token.ndim == 3 else 1
 
 
-_REFUSED = ("past_key_values", "is_causal", "output_attentions")
-"""Options that heads that average by displacement do not take."""
-
-
-@final
-class TransformersAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of transformers' attention."""
-
-    def __init__(self, tokens: nn.Module, config: Any) -> None:
-        """Wraps the layer."""
-        super().__init__()
-        self.tokens = tokens
-        self.config = config
-
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "batch tokens width"],
-        attention_mask: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
-        """Attends, and returns None in place of attention weights.
-
-        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
-        """
-        options["output_attentions"] = options.get("output_attentions") or getattr(
-            self.config, "output_attentions", False
-        )
-        refuse_options({"attention_mask": attention_mask})
-        refuse_options({name: options.get(name) for name in _REFUSED})
-        return self.tokens(hidden_states), None
-
-
 def _matrices(
     attention: nn.Module,
-    maps: tuple[str, ...],
+    output: str = "out_proj",
     *,
-    heads: str,
-    dropout: str,
-    scale: str,
+    heads: str = "num_heads",
+    dropout: str = "dropout",
+    scale: str = "scaling",
 ) -> TokenAttention:
-    """Returns the matrices of a layer, by the names of its maps, numbers and dropout."""
+    """Returns the matrices of a layer, by the names of its last map, numbers and dropout; Whisper's if not given."""
     if getattr(attention, "is_decoder", False) or getattr(attention, "is_causal", False):
         raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-    query, key, value, output = (require_part(attention, name) for name in maps)
     return TokenAttention(
         heads=int(getattr(attention, heads)),
-        query=query,
-        key=key,
-        value=value,
-        output=output,
-        wrap=partial(TransformersAttention, config=attention.config),
+        query=require_part(attention, "q_proj"),
+        key=require_part(attention, "k_proj"),
+        value=require_part(attention, "v_proj"),
+        output=require_part(attention, output),
+        config=attention.config,
         dropout=dropout_rate(attention, dropout),
         scale=float(getattr(attention, scale)),
     )
 
 
 _vit_matrices = partial(
-    _matrices,
-    maps=("q_proj", "k_proj", "v_proj", "o_proj"),
-    heads="num_attention_heads",
-    dropout="attention_dropout",
-    scale="scaling",
+    _matrices, output="o_proj", heads="num_attention_heads", dropout="attention_dropout"
 )
-_whisper_matrices = partial(
-    _matrices,
-    maps=("q_proj", "k_proj", "v_proj", "out_proj"),
-    heads="num_heads",
-    dropout="dropout",
-    scale="scaling",
-)
-_clip_matrices = partial(_whisper_matrices, scale="scale")
+_clip_matrices = partial(_matrices, scale="scale")
 
 
 def _by_full_name(how: AttentionClass, *classes: str) -> dict[str, AttentionClass]:
@@ -146,7 +98,7 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
         "siglip.SiglipAttention",
     ),
     **_by_full_name(
-        AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
+        AttentionClass("sequence", read_sequence, matrices=_matrices),
         "whisper.WhisperAttention",
     ),
     **_by_full_name(
@@ -177,12 +129,3 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
     ),
 }
 """Classes of attention by full name."""
-
-
-def transformers_network(model: nn.Module) -> PatchNetwork:
-    """Describes transformers' ViTModel, or one of the networks around it."""
-    base = "" if type(model).__name__ == "ViTModel" else "vit."
-    embed: Any = model.get_submodule(f"{base}embeddings.patch_embeddings")
-    rows, cols = embed.image_size
-    height, width = embed.patch_size
-    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)))

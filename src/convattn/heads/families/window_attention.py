@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from convattn.grid import PerAxis, axis_lists
 from convattn.heads.families.attention_class import AttentionClass, CallContext
 from convattn.heads.layout import Layout, grouped_layout
 
@@ -16,8 +17,8 @@ _TORCHVISION_SWIN = "torchvision.models.swin_transformer"
 
 def window_layout(
     grid: Sequence[int],
-    window: Sequence[int],
-    shift: Sequence[int] = (0, 0),
+    window: PerAxis,
+    shift: PerAxis = 0,
     *,
     roll_first: bool = False,
 ) -> Layout:
@@ -28,22 +29,27 @@ def window_layout(
 
     Args:
         grid: Rows and columns.
-        window: Rows and columns of a window.
-        shift: By how much the windows are shifted; 0 for none.
+        window: Rows and columns of a window, or one number for both.
+        shift: By how much the windows are shifted along each axis, or along both; 0 for none.
         roll_first: Whether the shift comes before the padding.
 
     Returns:
         The layout.
+
+    Raises:
+        ArgumentError: A window holds nothing, or a shift is negative.
     """
+    sides = axis_lists("window", window, 2, least=1)
+    shifts = axis_lists("shift", shift, 2, least=0)
     rolled = []
     regions = []
-    for size, side, by in zip(grid, window, shift, strict=True):
+    for size, side, by in zip(grid, sides, shifts, strict=True):
         positions = _rolled(size, side, by, roll_first=roll_first)
         rolled.append(positions.view(-1, side))
         regions.append(_regions(len(positions), side, by).view(-1, side))
     pattern = "windows"
     allowed = None
-    if any(shift):
+    if any(shifts):
         pattern = "shifted windows"
         region = _on_both_axes(*regions)
         allowed = (region[:, :, None] == region[:, None]).all(-1)
@@ -85,55 +91,50 @@ def read_timm_swin(call: CallContext) -> Layout:
     """Reads the windows of a timm block, which is given (images, rows, columns, channels)."""
     block = call.parent("window_size", "shift_size")
     grid = block.args[0].shape[1:3]
-    module = block.module
-    return window_layout(grid, module.window_size, module.shift_size, roll_first=True)  # type: ignore[arg-type]
+    module: Any = block.module
+    return window_layout(grid, module.window_size, module.shift_size, roll_first=True)
 
 
 def read_transformers_swin(call: CallContext) -> Layout:
     """Reads the windows of a transformers layer, which is given the grid as its second argument."""
     layer = call.parent("window_size", "shift_size")
-    rows, cols = layer.argument(1, "input_dimensions")
-    window, shift = int(layer.module.window_size), int(layer.module.shift_size)  # type: ignore[arg-type]
-    return window_layout((int(rows), int(cols)), (window,) * 2, (max(shift, 0),) * 2)
+    module: Any = layer.module
+    grid = layer.argument(1, "input_dimensions")
+    return window_layout(grid, module.window_size, max(module.shift_size, 0))
 
 
 def read_torchvision_swin(call: CallContext) -> Layout:
     """Reads torchvision's windows; nothing is shifted along an axis that one window covers."""
     grid = call.args[0].shape[1:3]
-    module = call.module
-    window: Sequence[int] = module.window_size  # type: ignore[assignment]
-    shift = list(module.shift_size)  # type: ignore[arg-type]
+    module: Any = call.module
+    shift = list(module.shift_size)
     for axis in (0, 1):
-        if grid[axis] <= window[axis]:
+        if grid[axis] <= module.window_size[axis]:
             shift[axis] = 0
-    return window_layout(grid, window, shift)
+    return window_layout(grid, module.window_size, shift)
 
 
 def read_sam(call: CallContext) -> Layout:
     """Reads the windows of a SAM block, or all patches where it has none; the block is given a grid of patches."""
     block = call.parent("window_size", "attn")
-    _, rows, cols, _ = block.args[0].shape
-    side = int(block.module.window_size)  # type: ignore[arg-type]
-    if not side:
-        return call.global_layout((rows, cols))
-    return window_layout((rows, cols), (side, side))
+    grid = tuple(block.args[0].shape[1:3])
+    side: Any = block.module.window_size
+    return window_layout(grid, side) if side else call.global_layout(grid)
 
 
 def read_twins(call: CallContext) -> Layout:
     """Reads Twins' windows; the module is given the grid."""
-    side = int(call.module.ws)  # type: ignore[arg-type]
-    return window_layout(call.argument(1, "size"), (side, side))
+    module: Any = call.module
+    return window_layout(call.argument(1, "size"), module.ws)
 
 
 def read_block_windows(call: CallContext) -> Layout:
     """Reads windows of a block that says how large they are, and is given images, channels last or first."""
     block = call.parent("window_size")
+    module: Any = block.module
     sizes = block.args[0].shape
-    channels_first = type(block.module).__name__ == "SpatialBlock"
-    window: Any = block.module.window_size
-    if isinstance(window, int):
-        window = (window, window)
-    return window_layout(sizes[2:] if channels_first else sizes[1:3], window)
+    channels_first = type(module).__name__ == "SpatialBlock"
+    return window_layout(sizes[2:] if channels_first else sizes[1:3], module.window_size)
 
 
 def read_maxvit(call: CallContext) -> Layout:
@@ -148,29 +149,27 @@ def read_maxvit(call: CallContext) -> Layout:
         windows = call.module is module.attn_block
     else:
         windows = module.partition_block
-    if windows:
-        return window_layout(grid, side)
-    return sparse_layout(grid, side)
+    return window_layout(grid, side) if windows else sparse_layout(grid, side)
 
 
 def read_torchvision_maxvit(call: CallContext) -> Layout:
     """Reads torchvision's partitions, which are given images with their channels first."""
-    block = call.parent_of_kind(f"{_TORCHVISION_MAXVIT}.PartitionAttentionLayer")
-    grid, side = block.args[0].shape[2:], int(block.module.p)  # type: ignore[arg-type]
-    if block.module.partition_type == "window":
-        return window_layout(grid, (side, side))
-    counts = [size // side for size in grid]
-    return sparse_layout(grid, counts)
+    block = call.parent("partition_type", "p")
+    module: Any = block.module
+    grid = block.args[0].shape[2:]
+    if module.partition_type == "window":
+        return window_layout(grid, module.p)
+    return sparse_layout(grid, [size // module.p for size in grid])
 
 
 def read_nest(call: CallContext) -> Layout:
     """Reads the blocks of a level of NesT, which halves its images before if it has a convolution."""
     level = call.parent("block_size", "pool")
-    rows, cols = level.args[0].shape[2:]
-    if any(part in call.features for part in level.module.pool.modules()):  # type: ignore[union-attr, operator]
-        rows, cols = (-(-size // 2) for size in (rows, cols))
-    side = int(level.module.block_size)  # type: ignore[arg-type]
-    return window_layout((rows, cols), (side, side))
+    module: Any = level.module
+    grid = level.args[0].shape[2:]
+    if any(part in call.features for part in module.pool.modules()):
+        grid = [-(-size // 2) for size in grid]
+    return window_layout(grid, module.block_size)
 
 
 _READERS = {

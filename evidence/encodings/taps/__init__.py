@@ -1,0 +1,1 @@
+"""Do learned tables form the kernel? Five new seeds, by a plan."""
