@@ -19,8 +19,6 @@ from convattn.lab.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, ResNet
 from convattn.lab.trainer import Batches, Lookahead, Trainer
 from convattn.models import AttentionNet
 
-SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
-
 
 def with_training(recipe, **changes):
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
