@@ -13,7 +13,7 @@ SHELL := /bin/bash
 # A processor that has no more runs them once.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AGAIN := -k "not compile" $(addprefix tests/,layers/test_execution.py lab/test_trainer.py \
-  convert/certify/test_modules.py convert/layer/test_every_convolution.py convert/layer/test_there_and_back.py \
+  convert/certify/test_modules.py convert/layer/test_every_convolution.py \
   convert/layer/test_exact_borders.py convert/network/test_certified.py \
   functional/test_strided.py::test_it_computes_what_torch_does)
 

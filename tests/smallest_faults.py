@@ -132,50 +132,39 @@ class Planted:
 
 
 FAULTS = [
-    Planted(path, what, case, f"{module}:{name}", wrong)
-    for path, what, case, module, name, wrong in [
-        (
-            "reference",
-            "softmax leaks",
-            REFERENCE,
-            "functional.definition",
-            "attention_weights",
-            leak,
-        ),
-        ("reference", "W_h off", REFERENCE, "functional.definition", "attend", argument_off(2)),
-        ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
-        ("separable", "W_h off", SEPARABLE, "functional.tiles", "of_groups", result_off),
-        ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
-        ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
-        ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
-        ("content", "softmax leaks", MASKED, "functional.fused", "normal_weights", leak),
-        (
-            "content",
-            "position off",
-            CONTENT,
-            "functional.content",
-            "Mask",
-            lambda size: of_argument(2, each(off(size))),
-        ),
-        ("values", "W_out off", NARROW, "functional.reference", "combine_heads", argument_off(1)),
-        ("values", "softmax leaks", NARROW, "functional.plan", "position_weights", leak),
-        (
-            "conv_to_attention",
-            "W off",
-            None,
-            "convert.to_attention",
-            "certify_attention",
-            lambda size: of_argument(2, weight_off(size)),
-        ),
-        (
-            "attention_to_conv",
-            "W off",
-            None,
-            "convert.to_conv",
-            "make_convolution",
-            lambda size: of_result(weight_off(size)),
-        ),
-    ]
+    Planted(
+        "reference", "softmax leaks", REFERENCE, "functional.definition:attention_weights", leak
+    ),
+    Planted("reference", "W_h off", REFERENCE, "functional.definition:attend", argument_off(2)),
+    Planted("separable", "softmax leaks", SEPARABLE, "functional.plan:position_weights", leak),
+    Planted("separable", "W_h off", SEPARABLE, "functional.tiles:of_groups", result_off),
+    Planted("dense", "weights off", DENSE, "functional.plan:position_weights", result_off),
+    Planted("dense", "row off", DENSE, "functional.tiles:_Product.forward", border_row_off),
+    Planted("fourier", "kernels off", FOURIER, "functional.fourier:_place", result_off),
+    Planted("content", "softmax leaks", MASKED, "functional.fused:normal_weights", leak),
+    Planted(
+        "content",
+        "position off",
+        CONTENT,
+        "functional.content:Mask",
+        lambda size: of_argument(2, each(off(size))),
+    ),
+    Planted("values", "W_out off", NARROW, "functional.reference:combine_heads", argument_off(1)),
+    Planted("values", "softmax leaks", NARROW, "functional.plan:position_weights", leak),
+    Planted(
+        "conv_to_attention",
+        "W off",
+        None,
+        "convert.to_attention:certify_attention",
+        lambda size: of_argument(2, weight_off(size)),
+    ),
+    Planted(
+        "attention_to_conv",
+        "W off",
+        None,
+        "convert.to_conv:make_convolution",
+        lambda size: of_result(weight_off(size)),
+    ),
 ]
 
 

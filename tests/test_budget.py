@@ -59,10 +59,14 @@ def test_roundings_move_the_last_digits_of_all_that_is_computed_from():
             assert 0 < (one - other).abs().max() <= 2 * EPS * other.abs().max()
 
 
-def test_numbers_that_are_rounded_otherwise_repeat_themselves():
-    x = torch.randn(31)
-    assert torch.equal(rounded_differently(x, 3), rounded_differently(x, 3))
-    assert not torch.equal(rounded_differently(x, 3), rounded_differently(x, 4))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_numbers_that_are_rounded_otherwise_differ_in_the_last_place_and_repeat_themselves(dtype):
+    x = torch.randn(101, dtype=torch.float64).to(dtype)
+    y = rounded_differently(x, 3)
+    assert 20 < (y != x).sum() < 81
+    assert ((y.double() - x.double()).abs() <= 2 * torch.finfo(dtype).eps * x.double().abs()).all()
+    assert torch.equal(y, rounded_differently(x, 3))
+    assert not torch.equal(y, rounded_differently(x, 4))
 
 
 def test_no_numbers_have_no_budget():

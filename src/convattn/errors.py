@@ -143,6 +143,12 @@ class UnknownNameError(ArgumentError):
         return f"unknown {kind} {name!r}{nearest_of(known, name)}{more}"
 
 
+def require_name(kind: str, name: object, known: Collection[str]) -> None:
+    """Raises UnknownNameError unless a name of this kind is known."""
+    if name not in known:
+        raise UnknownNameError(kind, name, known)
+
+
 class EncodingRangeError(ArgumentError):
     """A table was asked for a displacement that it does not hold."""
 

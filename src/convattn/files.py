@@ -49,7 +49,7 @@ def as_path(value: object, argument: str = "folder") -> Path:
     return Path(text)
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
+def write_atomically(path: AnyPath, content: str | bytes) -> Path:
     """Writes text (as UTF-8) or bytes to a file that is either whole or not there, and returns its path.
 
     Raises ArgumentError if its folder does not exist or it is a folder, and WriteError if it cannot be written.
@@ -68,7 +68,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
 
 
 @contextmanager
-def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def new_file(path: AnyPath) -> Iterator[Path]:
     """Yields where to write a file that appears when the block ends, in place of an older one, or not if it raises.
 
     The umask decides who may read it, whatever permissions the block gave it. Errors are those of `write_atomically`.
@@ -85,9 +85,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(file, path)
 
 
-def require_new_folder(
-    path: str | os.PathLike[str], argument: str = "folder", *, may_be: str = ""
-) -> Path:
+def require_new_folder(path: AnyPath, argument: str = "folder", *, may_be: str = "") -> Path:
     """Returns the path of a folder to be made; raises ArgumentError unless it is empty, or absent and can be made.
 
     The message names the argument in which the path came, and what else it `may_be`, such as "a network, ". The current
@@ -123,9 +121,7 @@ def require_writable(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(
-    path: str | os.PathLike[str], argument: str = "folder", *, replace: bool = False
-) -> Iterator[Path]:
+def new_folder(path: AnyPath, argument: str = "folder", *, replace: bool = False) -> Iterator[Path]:
     """Yields a folder to be filled, which appears at the path when the block ends, or not at all if the block raises.
 
     Missing parents are made, and a link stands for its folder. Raises ArgumentError as `require_new_folder` does, and

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, ShapeError, must_be, require_name
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
@@ -143,8 +143,7 @@ class Geometry:
         kernel = axis_lists("kernel_size", kernel_size, dims, least=1)
         steps = axis_lists("stride", stride, dims, least=1)
         spread = axis_lists("dilation", dilation, dims, least=1)
-        if padding_mode not in PADDING_MODES:
-            raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
+        require_name("padding_mode", padding_mode, PADDING_MODES)
         if padding == "same" and set(steps) != {1}:
             raise ArgumentError(must_be("stride", 'all 1 with padding="same"', stride))
         pairs = tuple(_padding_pairs(padding, dims, kernel, spread))
@@ -324,8 +323,7 @@ def _padding_pairs(
 ) -> Iterator[tuple[int, int]]:
     """Yields (before, after) per axis; pairs may be negative, integers may not, as in torch."""
     if isinstance(padding, str):
-        if padding not in ("same", "valid"):
-            raise UnknownNameError("padding", padding, ("same", "valid"))
+        require_name("padding", padding, ("same", "valid"))
         for size, step in zip(kernel, dilation, strict=True):
             total = 0
             if padding == "same":

@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.fields import read
-from convattn.files import write_atomically
+from convattn.files import AnyPath, write_atomically
 
 R = TypeVar("R", bound="Record")
 
@@ -78,12 +77,12 @@ class Record:
         except ArgumentError as error:
             raise CheckpointError(f"not a {cls.__name__}: {error}") from None
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: AnyPath) -> Path:
         """Writes the record as JSON, whole or not at all, and returns the path."""
         return write_atomically(path, self.to_json())
 
     @classmethod
-    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
+    def load(cls: type[R], path: AnyPath) -> R:
         """Returns the record that `save` wrote; raises CheckpointError, which names the file, as `from_json` does."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))

@@ -10,7 +10,6 @@ every value of theirs, so that a file may be narrower than the network without l
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -31,6 +30,7 @@ from convattn.errors import (
     must_be,
 )
 from convattn.files import (
+    AnyPath,
     as_path,
     new_file,
     read_whole,
@@ -90,7 +90,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
+def may_replace(folder: AnyPath, *, overwrite: bool) -> bool:
     """Returns whether a saved folder is to be replaced; raises ArgumentError unless it is that, new or empty."""
     folder = as_path(folder)
     is_saved = _is_sealed(folder)

@@ -22,12 +22,6 @@ def columns(results, baselines=()):
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5, 2.0])
-def test_exponent_of_a_power_is_found(exponent):
-    points = [(n, 3e-6 * n**exponent) for n in (256, 1024, 4096, 50176)]
-    assert fit_exponent(points) == pytest.approx(exponent, abs=1e-12)
-
-
 def test_exponent_of_noisy_times_is_that_of_least_squares():
     noise = np.random.default_rng(0).normal(scale=0.1, size=7)
     numbers = np.array([16, 64, 128, 256, 1024, 4096, 16384])

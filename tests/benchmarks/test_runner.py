@@ -71,10 +71,6 @@ def test_wrong_contender_gets_no_time(monkeypatch, name):
     assert not found[name].check.passed
     assert found[name].seconds == ()
     assert len(found["reference"].seconds) == 2
-    heads, rows = table([result], ())
-    row = dict(zip(heads, next(row for row in rows if row[0] == name), strict=True))
-    assert row["check"].startswith("FAILED: output is off by ")
-    assert row["ms"] == "–"
 
 
 def test_peer_that_cannot_run_is_said_to_and_ours_raises(monkeypatch):

@@ -5,10 +5,10 @@ import importlib
 
 import pytest
 import torch
+from timm.layers import StdConv2d
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel, replicate
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -26,15 +26,6 @@ def network():
     )
 
 
-class Standardised(nn.Conv2d):
-    """Standardises its weight in every call."""
-
-    def forward(self, x):
-        mean = self.weight.mean((1, 2, 3), keepdim=True)
-        weight = (self.weight - mean) / (1 + self.weight.std((1, 2, 3), keepdim=True))
-        return functional.conv2d(x, weight, self.bias)
-
-
 class Upward(nn.ConvTranspose2d):
     """Ends where it is told to."""
 
@@ -44,7 +35,7 @@ class Upward(nn.ConvTranspose2d):
 
 def calling():
     """Modules that stay around their calls, and compute weights or hold them in another order."""
-    network = nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), Upward(4, 5, 3, stride=2, padding=1))
+    network = nn.Sequential(StdConv2d(3, 4, 3), nn.ReLU(), Upward(4, 5, 3, stride=2, padding=1))
     return network_to_attention(network, sharpness=5.0, images=images())[0]
 
 

@@ -17,7 +17,6 @@ from convattn.convert import (
     network_to_attention,
 )
 from convattn.convert.calls import AttendedCalls, Call
-from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError
 from convattn.layers import FrozenAttention, MergedValues, RelativeAttention1d, RelativeAttention2d
 
@@ -50,8 +49,8 @@ LAYERS = {
     "transposed": lambda: conv_to_attention(nn.ConvTranspose2d(4, 6, 3, stride=2))[0],
     "grid": lambda: conv_to_attention(nn.Conv2d(4, 6, 3, padding=1), sharpness=1.0)[0],
     "grid, hard": lambda: conv_to_attention(nn.Conv2d(4, 6, 3, padding=1), impl="separable")[0],
-    "separable": lambda: RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"),
-    "narrow": lambda: RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic", head_width=2),
+    "separable": lambda: RelativeAttention2d(4, 6, num_heads=5),
+    "narrow": lambda: RelativeAttention2d(4, 6, num_heads=5, head_width=2),
     "dense": lambda: RelativeAttention2d(4, 6, num_heads=2, encoding="distance"),
     "fourier": lambda: RelativeAttention2d(
         4, 6, num_heads=2, encoding="generalized_quadratic", impl="fourier"
@@ -108,29 +107,17 @@ def test_a_layer_that_is_padded_by_its_image_is_frozen(sharpness):
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_fixed_heads_at_the_taps_of_the_window_become_the_convolution_that_they_are(stored, bias):
     torch.manual_seed(0)
-    options = {
-        "kernel_size": (3, 5),
-        "padding": (1, 4),
-        "stride": 2,
-        "dilation": (1, 2),
-        "groups": 2,
-        "bias": bias,
-    }
-    encoding = Shift(
-        15, 2, displacements=[(row, col) for row in (-1, 0, 1) for col in (-4, -2, 0, 2, 4)]
-    )
-    layer = RelativeAttention2d(4, 6, num_heads=15, encoding=encoding, **options)
+    window = {"kernel_size": (3, 5), "padding": (1, 4), "stride": 2, "dilation": (1, 2)}
+    layer = RelativeAttention2d(4, 6, **window, groups=2, bias=bias, encoding="shift")
     if not stored:
         layer.values = MergedValues(15, 4, 6, groups=2)
     frozen = freeze(layer, images(1, 4, 9, 11))
     assert type(frozen) is nn.Conv2d
     assert not frozen.training
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    expected = {
-        name: getattr(layer.eval(), name)
-        for name in ("kernel_size", "stride", "dilation", "groups")
-    }
-    assert {name: getattr(frozen, name) for name in expected} == expected
+    layer.eval()
+    for name in ("kernel_size", "stride", "dilation", "groups"):
+        assert getattr(frozen, name) == getattr(layer, name)
     with torch.no_grad():
         for shape in ((3, 4, 9, 11), (2, 4, 14, 12)):
             assert torch.equal(frozen(images(*shape)), layer(images(*shape)))
@@ -166,8 +153,8 @@ def test_a_network_is_frozen_with_every_size_that_its_layers_meet():
 def test_layers_that_look_at_content_stay_as_they_are():
     torch.manual_seed(0)
     network = nn.Sequential(
-        RelativeAttention2d(3, 4, num_heads=2, encoding="quadratic"),
-        RelativeAttention2d(4, 4, num_heads=2, encoding="quadratic", content=True),
+        RelativeAttention2d(3, 4, num_heads=2),
+        RelativeAttention2d(4, 4, num_heads=2, content=True),
     )
     frozen = freeze(network, images(1, 3, 5, 7))
     assert [type(layer) for layer in frozen] == [FrozenAttention, RelativeAttention2d]
@@ -178,7 +165,7 @@ def test_layers_that_look_at_content_stay_as_they_are():
 
 
 def test_what_a_frozen_layer_cannot_do_is_refused():
-    frozen = freeze(RelativeAttention1d(3, 5, num_heads=2, encoding="quadratic"), images(1, 3, 11))
+    frozen = freeze(RelativeAttention1d(3, 5, num_heads=2), images(1, 3, 11))
     with pytest.raises(
         ShapeError,
         match="x must have a size for which this layer was frozen, 11, but has 12: freeze",
@@ -201,21 +188,19 @@ def test_what_a_frozen_layer_cannot_do_is_refused():
 
 def test_wrong_arguments_are_named(without_type_checks):
     with pytest.raises(ArgumentError, match="x must be a tensor, but is of type list"):
-        freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), images(1, 3, 5, 7))(
-            [1]
-        )
+        freeze(RelativeAttention2d(3, 5, num_heads=2), images(1, 3, 5, 7))([1])
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
         freeze(3, images(1, 3, 5, 7))
     with pytest.raises(
         ArgumentError,
         match=r"images must be a tensor, .*a tuple of arguments or a mapping of them, but is",
     ):
-        freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), None)
+        freeze(RelativeAttention2d(3, 5, num_heads=2), None)
     with pytest.raises(
         ArgumentError,
         match=r"but on the 1 image given \(first batch: float32 of shape \(1, 4, 5, 7\)\) it raised",
     ):
-        freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), images(1, 4, 5, 7))
+        freeze(RelativeAttention2d(3, 5, num_heads=2), images(1, 4, 5, 7))
 
 
 def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convolution():
@@ -224,9 +209,7 @@ def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convo
     assert frozen.extra_repr() == "4, 6, num_heads=15, paths={'11 x 13': 'separable'}"
     assert torch.equal(frozen.weight, conv.weight)
     assert (frozen.kernel_size, frozen.stride, frozen.dilation) == ((3, 5), (1, 1), (1, 1))
-    other = FrozenAttention(
-        RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"), [(7, 5), (11, 13)]
-    )
+    other = FrozenAttention(RelativeAttention2d(4, 6, num_heads=5), [(7, 5), (11, 13)])
     assert tuple(other._prepared) == ((7, 5), (11, 13))
     with pytest.raises(AttributeError, match=r"has no attribute 'weight'$"):
         _ = other.weight
@@ -236,13 +219,11 @@ def test_layers_that_need_the_images_and_no_sizes_are_refused():
     with pytest.raises(
         ArgumentError, match="layer must be one whose scores do not depend on content, but is 'Rel"
     ):
-        FrozenAttention(
-            RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic", content=True), [(7, 5)]
-        )
+        FrozenAttention(RelativeAttention2d(4, 6, num_heads=5, content=True), [(7, 5)])
     with pytest.raises(
         ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"
     ):
-        FrozenAttention(RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"), [])
+        FrozenAttention(RelativeAttention2d(4, 6, num_heads=5), [])
 
 
 def doubled(module, name):
@@ -270,7 +251,7 @@ CHANGES = {
 def test_a_layer_that_does_not_compute_its_class_is_neither_frozen_nor_saved(
     change, words, place, tmp_path
 ):
-    layer = RelativeAttention2d(3, 5, num_heads=4, encoding="quadratic").eval()
+    layer = RelativeAttention2d(3, 5, num_heads=4).eval()
     change(layer)
     with pytest.raises(UnsupportedModelError, match=f"cannot freeze 0: it has {words}"):
         freeze(nn.Sequential(layer), images(2, 3, 7, 9))

@@ -12,7 +12,7 @@ from convattn.convert import (
 )
 from convattn.convert.taps import read_taps
 from convattn.convert.to_attention import certify_attention
-from convattn.encodings import Quadratic
+from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention2d
 
@@ -169,8 +169,13 @@ def wrong_network(fault, **options):
 
 
 FAILED = {
-    "one weight": lambda: tampered(lambda layer: layer.values.weight[0, 0, 0].mul_(1.01)),
+    "one tap": lambda: tampered(lambda layer: layer.values.weight[..., 0, 0].mul_(1.001)),
     "bias": lambda: tampered(lambda layer: layer.bias.add_(1e-4)),
+    "a head elsewhere": lambda: tampered(
+        lambda layer: setattr(
+            layer, "encoding", Shift(9, 2, displacements=[*Shift(9, 2).displacements[:8], (0, 0)])
+        )
+    ),
     "a head turned off": lambda: tampered(lambda layer: layer.values.weight[4].zero_()),
     "heads that became soft": lambda: tampered(
         lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0))

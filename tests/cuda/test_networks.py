@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from tests.convert.certify.certify_cases import FAULTS, classifier, damaged
-from tests.convert.layer.test_there_and_back import ATTRIBUTES
+from tests.convert.layer.test_every_convolution import ATTRIBUTES
 from tests.convert.test_freezing import LAYERS, gradient
 from tests.convert.test_freezing import images as images_of_freezing
 from tests.cuda.test_layers import hold

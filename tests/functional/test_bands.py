@@ -2,11 +2,13 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
+from tests.functional.test_paths import ROADS, Case, gradients, numbers, reference, whole
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
@@ -14,15 +16,9 @@ from convattn.functional import (
     attend,
     attention_weights,
     displacement_scores,
-    pad_keys,
 )
 from convattn.functional.bands import MOST_TAPS, band_attention, find_bands
-from convattn.functional.reference import combine_heads
-from convattn.grid import Axis, Geometry
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from convattn.grid import Axis
 
 
 def quadratic(*heads):
@@ -52,134 +48,88 @@ def causal(delta):
     return torch.where(delta > 0, -torch.inf, slopes * delta)
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    scores: object
-    size: int = 211
-    batch: int = 2
-    channels: int = 3
-    outputs: int = 5
-    groups: int = 1
-    geometry: Geometry = Geometry.parse(1)  # noqa: RUF009 - frozen
-
-    @property
-    def axis(self):
-        return self.geometry.axes((self.size,))[0]
-
-
 SOFT = quadratic((-4.0, 1.0), (-0.5, 3.0), (0.0, 1.0), (2.5, 0.9), (4.0, 1.0))
+LINE = whole(211)
+
+
+@dataclass(frozen=True)
+class Line(Case):
+    """A case of one axis, with a function that scores displacements."""
+
+    scores: Callable = SOFT
+
+
 CASES = [
-    Case("neighbours", SOFT),
-    Case("hard", quadratic((-2, 800.0), (0, 800.0), (3, 800.0))),
-    Case("far apart", quadratic((0, 1.0), (60, 2.0), (-70, 1.0)), batch=3),
-    Case("beyond the ends", quadratic((0, 1.0), (230, 1.0), (-220, 800.0), (105.5, 0.7))),
-    Case(
+    Line("neighbours", LINE),
+    Line("hard", LINE, scores=quadratic((-2, 800.0), (0, 800.0), (3, 800.0))),
+    Line("far apart", LINE, batch=3, scores=quadratic((0, 1.0), (60, 2.0), (-70, 1.0))),
+    Line(
+        "beyond the ends",
+        LINE,
+        scores=quadratic((0, 1.0), (230, 1.0), (-220, 800.0), (105.5, 0.7)),
+    ),
+    Line(
         "narrow and wide",
-        quadratic((0, 9.0), (1, 0.02), (2, 0.03)),
-        size=503,
+        whole(503),
         channels=23,
         outputs=19,
+        scores=quadratic((0, 9.0), (1, 0.02), (2, 0.03)),
     ),
-    Case(
-        "strided and padded",
-        SOFT,
-        geometry=Geometry.parse(1, kernel_size=3, stride=3, padding=4, dilation=5),
-    ),
-    Case(
+    Line("strided, not from the first key", (Axis(range(5, 213, 3), 219),)),
+    Line(
         "blocks strided",
-        quadratic((0, 0.03), (5, 0.03)),
-        503,
-        1,
-        29,
-        7,
-        geometry=Geometry.parse(1, stride=2),
+        (Axis(range(0, 503, 2), 503),),
+        batch=1,
+        channels=29,
+        outputs=7,
+        scores=quadratic((0, 0.03), (5, 0.03)),
     ),
-    Case("reflected", SOFT, geometry=Geometry.parse(1, padding=[(7, 2)], padding_mode="reflect")),
-    Case("circular", SOFT, geometry=Geometry.parse(1, padding=5, padding_mode="circular")),
-    Case(
-        "replicated and cropped",
-        SOFT,
-        geometry=Geometry.parse(1, padding=[(-3, 6)], padding_mode="replicate"),
-    ),
-    Case("spread", SOFT, size=97, geometry=Geometry.parse(1, input_dilation=2, padding=1)),
-    Case("groups", SOFT, channels=6, outputs=10, groups=2),
-    Case("depthwise", SOFT, channels=7, outputs=7, groups=7),
-    Case("linear", linear),
-    Case("random table", random_peak),
-    Case("causal", causal),
-    Case("no image", SOFT, batch=0),
+    Line("groups", LINE, channels=6, outputs=10, groups=2),
+    Line("depthwise", LINE, channels=7, outputs=7, groups=7),
+    Line("linear", LINE, scores=linear),
+    Line("random table", LINE, scores=random_peak),
+    Line("causal", LINE, scores=causal),
+    Line("no image", LINE, batch=0),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def inputs(case, dtype):
     """Key images, W_h and the table of scores."""
-    table = case.scores(case.axis.displacements().double()).to(dtype)
-    keys = pad_keys(numbers(case.batch, case.channels, case.size), case.geometry).to(dtype)
-    return [
-        keys,
-        numbers(len(table), case.outputs, case.channels // case.groups, seed=1).to(dtype),
-        table,
-    ]
+    (axis,) = case.axes
+    table = case.scores(axis.displacements().double()).to(dtype)
+    keys = numbers(case.batch, case.channels, axis.keys).to(dtype)
+    maps = numbers(len(table), case.outputs, case.channels // case.groups, seed=1).to(dtype)
+    return [keys, maps, table]
 
 
 def in_bands(case, keys, maps, table):
-    bands = find_bands(table, case.axis, keys.dtype)
+    (axis,) = case.axes
+    bands = find_bands(table, axis, keys.dtype)
     assert bands is not None
-    return band_attention(bands, case.axis, keys, maps, case.groups)
-
-
-def reference(case, keys, maps, table):
-    return attend(
-        attention_weights(displacement_scores(table, (case.axis,))), keys, maps, case.groups
-    )
-
-
-def matrices_first(case, keys, maps, table):
-    weights = attention_weights(displacement_scores(table, (case.axis,)))
-    return sum(
-        combine_heads(keys[:, None], maps[h, None], case.groups) @ weights[h].mT
-        for h in range(len(maps))
-    )
-
-
-def backwards(case, keys, maps, table):
-    weights = attention_weights(displacement_scores(table, (case.axis,)))
-    return attend(weights.flip(0, -1), keys.flip(-1), maps.flip(0), case.groups)
-
-
-def one_softmax(case, keys, maps, table, *, kernel=False):
-    """The definition with one softmax, or kernel, for queries that see the same: gradients are summed earlier."""
-    axis, heads, inside_too = case.axis, torch.arange(len(maps)), 0.0
-    weights, shifted = (
-        attention_weights(displacement_scores(table, (axis,))),
-        axis.index() + axis.lowest,
-    )
-    rows, queries = torch.arange(len(shifted)), torch.tensor(list(axis.queries))
-    for head, (low, high) in enumerate(displacements_that_matter(table, axis, keys.dtype)):
-        shared = attention_weights(table[:, low - axis.lowest : high - axis.lowest + 1])[head]
-        inside = (queries + low >= 0) & (queries + high < axis.keys)
-        ours = (heads == head)[:, None, None] & inside[:, None]
-        held = (shifted >= low) & (shifted <= high) & (not kernel)
-        weights = torch.where(ours, shared[(shifted - low).clamp(0, high - low)] * held, weights)
-        if kernel:
-            matrices = torch.einsum("t,oc->toc", shared, maps[head])
-            margin = abs(low) + abs(
-                high
-            )  # torch's own convolutions, zeros around: they see all that is inside
-            seen = nn.functional.pad(keys, (margin, margin))[..., margin + axis.queries[0] + low :]
-            for first, piece in enumerate(matrices.permute(1, 2, 0).split(MOST_TAPS, -1)):
-                window = seen[..., first * MOST_TAPS :]
-                y = nn.functional.conv1d(
-                    window, piece, stride=axis.queries.step, groups=case.groups
-                )
-                inside_too = inside_too + y[..., : len(rows)] * inside
-    return attend(weights, keys, maps, case.groups) + inside_too
+    return band_attention(bands, axis, keys, maps, case.groups)
 
 
 def one_kernel(case, keys, maps, table):
-    return one_softmax(case, keys, maps, table, kernel=True)
+    """The definition with one convolution for queries that see all of a head: gradients are summed earlier."""
+    (axis,) = case.axes
+    weights = attention_weights(displacement_scores(table, (axis,)))
+    queries, inside_too = torch.tensor(list(axis.queries)), 0.0
+    for head, (low, high) in enumerate(displacements_that_matter(table, axis, keys.dtype)):
+        shared = attention_weights(table[:, low - axis.lowest : high - axis.lowest + 1])[head]
+        inside = (queries + low >= 0) & (queries + high < axis.keys)
+        ours = torch.arange(len(maps))[:, None] == head
+        weights = weights.masked_fill((ours & inside)[..., None], 0.0)
+        kernel = torch.einsum("t,oc->oct", shared, maps[head])
+        margin = abs(low) + abs(
+            high
+        )  # zeros around: they are seen from queries that are not inside
+        seen = nn.functional.pad(keys, (margin, margin))[..., margin + axis.queries[0] + low :]
+        for first, piece in enumerate(kernel.split(MOST_TAPS, -1)):
+            window = seen[..., first * MOST_TAPS :]
+            y = nn.functional.conv1d(window, piece, stride=axis.queries.step, groups=case.groups)
+            inside_too = inside_too + y[..., : len(queries)] * inside
+    return attend(weights, keys, maps, case.groups) + inside_too
 
 
 def displacements_that_matter(table, axis, dtype):
@@ -190,21 +140,13 @@ def displacements_that_matter(table, axis, dtype):
         yield axis.lowest + places[0], axis.lowest + places[-1]
 
 
-ROADS = (matrices_first, backwards)
-ROADS_OF_GRADIENTS = (*ROADS, one_softmax, one_kernel)
+ALL_ROADS = (*ROADS, one_kernel)
 
 
-def lows(case, values, compute=lambda road, case, *values: road(case, *values), roads=ROADS):
+def lows(case, values, compute=lambda road, case, values: road(case, *values), roads=ROADS):
     """What `compute` makes of each road, and of the definition from several last digits."""
-    return [compute(road, case, *values) for road in roads] + roundings(
-        partial(compute, reference, case), *values
-    )
-
-
-def gradients(compute, case, *values):
-    leaves = [value.detach().requires_grad_() for value in values]
-    y = compute(case, *leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, numbers(*y.shape, seed=2).to(y.dtype))]
+    rounded = roundings(lambda *given: compute(reference, case, given), *values)
+    return [compute(road, case, values) for road in roads] + rounded
 
 
 @every_case
@@ -217,10 +159,10 @@ def test_output_in_float64_is_that_of_the_definition(case):
 @every_case
 def test_output_and_gradients_are_those_of_the_definition(case):
     values = inputs(case, torch.float32)
-    y, *found = gradients(in_bands, case, *values)
-    exact, *hi = gradients(reference, case, *(value.double() for value in values))
+    y, *found = gradients(in_bands, case, values)
+    exact, *hi = gradients(reference, case, [value.double() for value in values])
     assert_within_budget(y, exact, lows(case, values))
-    roads = zip(*lows(case, values, gradients, ROADS_OF_GRADIENTS), strict=True)
+    roads = zip(*lows(case, values, gradients, ALL_ROADS), strict=True)
     for name, result, right, several in zip(
         ["keys", "maps", "scores"], found, hi, list(roads)[1:], strict=True
     ):
@@ -234,7 +176,7 @@ def test_a_planted_fault_is_noticed(case, fault, monkeypatch):
     if fault == "found":
         monkeypatch.setattr(sys.modules[find_bands.__module__], "_NEGLIGIBLE", 2.0**26)
     values = inputs(case, torch.float64)
-    bands = find_bands(values[2], case.axis, torch.float64)
+    bands = find_bands(values[2], *case.axes, torch.float64)
     part = bands.parts[0]
     less = part.taps // 3
     short = part._replace(high=part.high - less, after=(part.after[0] - less, part.after[1]))
@@ -246,24 +188,23 @@ def test_a_planted_fault_is_noticed(case, fault, monkeypatch):
         "found": bands,
     }[fault]
     hi = reference(case, *values)
-    y = band_attention(wrong, case.axis, *values[:2])
+    y = band_attention(wrong, *case.axes, *values[:2])
     with pytest.raises(AssertionError, match="result: error"):
         assert_within_budget(y, hi, lows(case, values))
 
 
 def test_second_derivatives_are_those_of_the_definition():
-    case = Case(
-        "small", quadratic((-1.0, 1.0), (1.5, 2.0)), size=61, batch=1, channels=2, outputs=2
-    )
+    scores = quadratic((-1.0, 1.0), (1.5, 2.0))
+    case = Line("small", whole(61), batch=1, channels=2, outputs=2, scores=scores)
     values = inputs(case, torch.float64)
 
-    def second(compute, case, *values):
+    def second(compute, case, values):
         leaves = [value.detach().requires_grad_() for value in values]
         first = torch.autograd.grad(compute(case, *leaves).pow(3).sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
 
-    hi, several = second(reference, case, *values), lows(case, values, second, ROADS_OF_GRADIENTS)
-    for result, exact, *roads in zip(second(in_bands, case, *values), hi, *several, strict=True):
+    hi, several = second(reference, case, values), lows(case, values, second, ALL_ROADS)
+    for result, exact, *roads in zip(second(in_bands, case, values), hi, *several, strict=True):
         assert_within_budget(result, exact, roads)
 
 
@@ -271,7 +212,8 @@ def test_what_is_left_out_is_less_than_was_promised():
     """Per query, over all heads of every case: attention at keys that are in no band."""
     for case in CASES:
         *_, table = inputs(case, torch.float32)
-        bands, axis = find_bands(table, case.axis, torch.float32), case.axis
+        (axis,) = case.axes
+        bands = find_bands(table, axis, torch.float32)
         assert bands.leak == torch.finfo(torch.float32).eps / 64
         weights = attention_weights(displacement_scores(table.double(), (axis,)))
         queries, keys = torch.tensor(list(axis.queries))[:, None], torch.arange(axis.keys)
@@ -289,14 +231,10 @@ def test_what_is_left_out_is_less_than_was_promised():
         quadratic((0, 1e-4)),
         lambda delta: numbers(1, len(delta)),
         lambda delta: torch.full((1, len(delta)), torch.nan),
-        lambda delta: torch.where(delta > -3, -torch.inf, delta)[
-            None
-        ],  # the first queries see no key
-        lambda delta: torch.where(delta == 5, 0.0, -50.0)[
-            None
-        ],  # the last queries look at all keys alike
+        lambda delta: torch.where(delta > -3, -torch.inf, delta)[None],
+        lambda delta: torch.where(delta == 5, 0.0, -50.0)[None],
     ],
-    ids=["flat", "random", "nan", "nothing seen", "wide at an end"],
+    ids=["flat", "random", "nan", "no key is seen first", "wide at the end"],
 )
 def test_other_heads_are_no_band(scores):
     axis = Axis(range(211), 211)
@@ -306,8 +244,8 @@ def test_other_heads_are_no_band(scores):
 def test_bfloat16_is_summed_before_it_is_rounded():
     case = CASES[0]
     values = [value.bfloat16() for value in inputs(case, torch.float64)]
-    bands = find_bands(values[2].float(), case.axis, torch.bfloat16)
-    y = band_attention(bands, case.axis, *values[:2])
+    bands = find_bands(values[2].float(), *case.axes, torch.bfloat16)
+    y = band_attention(bands, *case.axes, *values[:2])
     hi = reference(case, *(value.double() for value in values))
     precise = roundings(partial(reference, case), *(value.float() for value in values))
     assert_within_budget(y, hi, [low.bfloat16() for low in precise])
@@ -316,9 +254,9 @@ def test_bfloat16_is_summed_before_it_is_rounded():
 def test_under_autocast_keys_and_maps_are_rounded_first():
     case = CASES[0]
     keys, maps, table = inputs(case, torch.float32)
-    bands = find_bands(table, case.axis, torch.bfloat16)
+    bands = find_bands(table, *case.axes, torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = band_attention(bands, case.axis, keys, maps)
+        y = band_attention(bands, *case.axes, keys, maps)
     assert y.dtype == torch.bfloat16
-    assert torch.equal(y, band_attention(bands, case.axis, keys.bfloat16(), maps.bfloat16()))
-    assert not torch.equal(y.float(), band_attention(bands, case.axis, keys, maps))
+    assert torch.equal(y, band_attention(bands, *case.axes, keys.bfloat16(), maps.bfloat16()))
+    assert not torch.equal(y.float(), band_attention(bands, *case.axes, keys, maps))

@@ -52,15 +52,6 @@ def holds(compute, inputs):
 
 @every_grid
 @every_group
-def test_products_have_second_derivatives(axes, groups):
-    inputs = (*images_and_maps(axes, groups), *attention(axes))
-    assert holds(
-        lambda keys, maps, *weights: separable_attention(weights, keys, maps, groups), inputs
-    )
-
-
-@every_grid
-@every_group
 def test_transforms_have_second_derivatives(axes, groups):
     lengths = [2 * axis.keys for axis in axes]
     inputs = (

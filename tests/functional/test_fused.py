@@ -1,5 +1,6 @@
 """Attention by torch's fused kernel, and in pieces: the definition with all gradients, and nothing large is kept."""
 
+import copy
 import importlib
 import inspect
 import math
@@ -30,16 +31,43 @@ MODULE = importlib.import_module("convattn.functional.fused")
 
 
 NARROW = Content(key_width=3)
+APART = Content(key_width=3, position=False)
 UNPLACED = {"content": Content(key_width=8, position=False), "gate": "sigmoid"}
 """Options of a layer whose content has no scores of displacements, and goes to the kernel as it is."""
 
+STRIDES = {"kernel_size": 3, "stride": 2, "padding": 1}
+torch.manual_seed(0)  # whatever was drawn as other files were read
+TABLE = LearnedAxial(2, 2, extent=16, width=3)
 
-def made(impl, content=NARROW, **options):
+CONTENTS = {
+    "a sum over axes": ("quadratic", (5, 7), {}),
+    "a sum of tables": (TABLE, (5, 7), {}),
+    "a sum over axes of a volume": ("quadratic", (2, 3, 4), {}),
+    "a sum over strides": ("sinusoidal", (7, 5), STRIDES),
+    "one row": ("quadratic", (1, 9), {}),
+    "a mask of each image": ("distance", (5, 3), {}),
+    "a mask of strides": ("generalized_quadratic", (7, 5), STRIDES),
+    "a mask of a volume": ("generalized_quadratic", (2, 3, 4), {}),
+    "a mask": ("learned_table", (5, 3), {}),
+    "a mask of a sequence": ("learned_table", (11,), {}),
+    "groups": ("learned_table", (5, 3), {"groups": 2}),
+    "one pixel": ("generalized_quadratic", (1, 1), {}),
+    "shifts": (Shift(2, 2, displacements=[[0, 1], [-2, 0]]), (5, 3), {}),
+    "a query bias": ("distance", (5, 3), {"content": Content(query_bias=True, content_bias=False)}),
+    "a gate": ("generalized_quadratic", (5, 3), {"gate": "sigmoid"}),
+    "a gate of content alone": ("distance", (5, 3), {"content": APART, "gate": "sigmoid"}),
+    "wide values": ("quadratic", (5, 3), {"content": APART, "head_width": 2}),
+}
+"""Encodings, sizes and options of layers whose content has channels or a mask beside it."""
+
+LAYERS = (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d)
+
+
+def made(impl, case=CONTENTS["a sum of tables"], **options):
     torch.manual_seed(0)
-    encoding = LearnedAxial(2, 2, extent=16, width=3)
-    return RelativeAttention2d(
-        4, 5, num_heads=2, encoding=encoding, content=content, impl=impl, **options
-    )
+    encoding, spatial, given = case
+    given = {"content": NARROW, **given, **options, "encoding": copy.deepcopy(encoding)}
+    return LAYERS[len(spatial) - 1](4, 6, num_heads=2, impl=impl, **given)
 
 
 def results(layer, x):
@@ -75,48 +103,14 @@ def check(layer, x, expected=None):
         assert_within_budget(actual, hi, lows, sums=sums)
 
 
-PIECES = {
-    "a mask": (RelativeAttention2d, "learned_table", (5, 3), {}),
-    "a sum over axes": (RelativeAttention2d, "learned_axial", (5, 3), {}),
-    "a sum over axes of a volume": (RelativeAttention3d, "quadratic", (2, 3, 4), {}),
-    "shifts": (RelativeAttention2d, Shift(2, 2, displacements=[[0, 1], [-2, 0]]), (5, 3), {}),
-    "a mask of each image": (RelativeAttention2d, "generalized_quadratic", (5, 3), {}),
-    "a query bias and no projection": (
-        RelativeAttention2d,
-        "distance",
-        (5, 3),
-        {"content": Content(query_bias=True, content_bias=False)},
-    ),
-    "one row": (RelativeAttention2d, "learned_table", (1, 9), {}),
-    "one pixel": (RelativeAttention2d, "generalized_quadratic", (1, 1), {}),
-    "a sequence": (RelativeAttention1d, "learned_table", (11,), {}),
-    "a volume": (RelativeAttention3d, "generalized_quadratic", (2, 3, 4), {}),
-    "strides": (
-        RelativeAttention2d,
-        "learned_table",
-        (7, 5),
-        {"kernel_size": 3, "stride": 2, "padding": 1},
-    ),
-    "a gate": (RelativeAttention2d, "generalized_quadratic", (5, 3), {"gate": "sigmoid"}),
-    "groups": (RelativeAttention2d, "learned_table", (5, 3), {"groups": 2}),
-}
-
-
-@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), PIECES.values(), ids=PIECES)
-def test_queries_at_a_time_are_the_reference_with_all_gradients(
-    kind, encoding, spatial, options, monkeypatch
-):
-    given = {"content": NARROW, **options}
-    layers = {}
-    for impl in ("content", "reference"):
-        torch.manual_seed(0)
-        layers[impl] = kind(4, 6, num_heads=2, encoding=encoding, **given, impl=impl)
-    x = torch.randn(3, 4, *spatial)
-    expected = expected_of(layers["reference"], x)
+@pytest.mark.parametrize("case", CONTENTS.values(), ids=CONTENTS)
+def test_queries_at_a_time_are_the_reference_with_all_gradients(case, monkeypatch):
+    x = torch.randn(3, 4, *case[1])
+    expected = expected_of(made("reference", case), x)
     for budget in (1, 3000):
         monkeypatch.setattr(torch_modes, "PIECE_BYTES", budget)
         monkeypatch.setattr(MODULE, "KEPT_BYTES", budget)
-        check(layers["content"], x, expected)
+        check(made("content", case), x, expected)
 
 
 class Largest(TorchDispatchMode):
@@ -170,14 +164,8 @@ def channels(monkeypatch):
 @pytest.mark.parametrize("gate", [None, "sigmoid"])
 @pytest.mark.parametrize("encoding", ["quadratic", "sinusoidal", "linear_distance"])
 def test_channels_are_the_reference_with_all_gradients(encoding, gate, channels):
-    layers = {}
-    for impl in ("content", "reference"):
-        torch.manual_seed(0)
-        layers[impl] = RelativeAttention2d(
-            4, 5, num_heads=2, encoding=encoding, content=NARROW, gate=gate, impl=impl
-        )
-    x = torch.randn(3, 4, 5, 7)
-    check(layers["content"], x, expected_of(layers["reference"], x))
+    case, x = (encoding, (5, 7), {"gate": gate}), torch.randn(3, 4, 5, 7)
+    check(made("content", case), x, expected_of(made("reference", case), x))
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -260,47 +248,28 @@ def test_many_weights_are_not_kept_for_the_backward_pass(encoding, monkeypatch):
     assert saved_bytes(layer, x) > weights
 
 
-def test_dropout_is_the_same_again_in_the_backward_pass():
-    """The output is linear in W_h, so W_h's gradient must give back the output that was computed."""
-    layer, x = (
-        made("content", dropout=0.5, bias=False).double().train(),
-        torch.randn(3, 4, 5, 7).double(),
-    )
-    y = layer(x)
-    maps = layer.values.maps()
-    (gradient,) = torch.autograd.grad(y, [maps], torch.ones_like(y))
-    difference = ((gradient * maps).sum() - y.sum()).abs()
-    assert difference <= 1000 * torch.finfo(torch.float64).eps * y.abs().sum()
-    assert not torch.equal(layer(x), y)
-
-
-@pytest.mark.parametrize("kept", [0, 1 << 26], ids=["computed again", "kept"])
 @pytest.mark.parametrize("pieces", [900, 1 << 22], ids=["pieces", "one piece"])
 @pytest.mark.parametrize("encoding", ["learned_axial", "distance"])
-def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, kept, monkeypatch):
-    """With a graph of the gradient, torch differentiates the same draws by itself."""
+def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, monkeypatch):
+    """Computed again, or with a graph of the gradient, they are those of weights that torch kept."""
     monkeypatch.setattr(torch_modes, "PIECE_BYTES", pieces)
-    monkeypatch.setattr(MODULE, "KEPT_BYTES", kept)
     layer = RelativeAttention2d(
         4, 5, num_heads=2, encoding=encoding, content=NARROW, dropout=0.4, dtype=torch.float64
     ).train()
     x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *layer.parameters()]
     found = []
-    for further in (False, True):
+    for kept, further in product((1 << 26, 0), (True, False)):
+        monkeypatch.setattr(MODULE, "KEPT_BYTES", kept)
         torch.manual_seed(7)
-        inputs = [x, *layer.parameters()]
         y = layer(x)
-        found.append(torch.autograd.grad(y, inputs, upstream_of(y), create_graph=further))
-    for own, of_torch in zip(*found, strict=True):
+        torch.rand(3)  # later draws are others
+        gradients = torch.autograd.grad(y, inputs, upstream_of(y), create_graph=further)
+        found.append([y, *gradients])
+    for of_torch, *others in zip(*found, strict=True):
         limit = 1000 * torch.finfo(torch.float64).eps * of_torch.abs().max()
-        assert (own - of_torch).abs().max() <= limit
-
-
-def test_dropout_needs_no_weights_of_every_pair(monkeypatch):
-    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 17)
-    monkeypatch.setattr(MODULE, "KEPT_BYTES", 0)
-    layer, x = made("content", dropout=0.5).train(), torch.randn(3, 4, 16, 16, requires_grad=True)
-    assert largest(layer, x) <= 1 << 17 < 3 * 2 * 256 * 256 * 4
+        for other in others:
+            assert (other - of_torch).abs().max() <= limit
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -427,17 +396,13 @@ def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, pat
 @pytest.mark.parametrize("encoding", ["quadratic", "distance"])
 def test_weights_of_some_queries_at_a_time_are_the_reference(encoding, options, monkeypatch):
     """Without content; the images of a batch share them."""
-    layers = {}
-    for impl in ("dense", "reference"):
-        torch.manual_seed(0)
-        given = {"num_heads": 2, "encoding": encoding, "impl": impl, **options}
-        layers[impl] = RelativeAttention2d(4, 6, 3, stride=2, padding=2, **given)
-    x = torch.randn(3, 4, 5, 7)
-    expected = expected_of(layers["reference"], x)
+    case = (encoding, (5, 7), {"content": False, **STRIDES, "padding": 2, **options})
+    layer, reference, x = made("dense", case), made("reference", case), torch.randn(3, 4, 5, 7)
+    expected = expected_of(reference, x)
     monkeypatch.setattr(importlib.import_module("convattn.functional.path"), "KEPT_BYTES", 0)
     monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
     for pieces in (1, 3000):
         monkeypatch.setattr(torch_modes, "PIECE_BYTES", pieces)
-        assert "some queries at a time" in layers["dense"].plan(x.shape).reason
-        check(layers["dense"], x, expected)
-        assert layers["dense"](x[:0]).shape == layers["reference"](x[:0]).shape
+        assert "some queries at a time" in layer.plan(x.shape).reason
+        check(layer, x, expected)
+        assert layer(x[:0]).shape == reference(x[:0]).shape

@@ -12,7 +12,7 @@ from convattn.functional import (
     attention_weights,
     displacement_scores,
 )
-from convattn.functional.reference import combine_heads, content_scores, position_weights
+from convattn.functional.reference import content_scores, position_weights
 from convattn.grid import Axis
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
@@ -94,29 +94,6 @@ def test_attention_is_a_sum_over_heads_keys_and_channels(groups, per_image):
     given = weights, keys, maps
     hi = by_loops(*(tensor.double() for tensor in given))
     assert_within_budget(attend(*given, groups), hi, roundings(matrices_first, *given))
-
-
-def test_matrices_are_applied_per_head_and_keep_the_grid():
-    mixed, maps = numbers(2, 3, 4, 5, 7), numbers(3, 6, 4, seed=1)
-
-    def one_by_one(mixed, maps):
-        return sum(
-            torch.tensordot(maps[h], mixed[:, h], dims=([1], [1])).movedim(0, 1) for h in range(3)
-        )
-
-    hi = one_by_one(mixed.double(), maps.double())
-    assert_within_budget(combine_heads(mixed, maps), hi, roundings(one_by_one, mixed, maps))
-
-
-def test_dropped_weights_are_right_on_average():
-    """The mean of n draws is off by at most four standard errors; each draw leaves out or scales by 1/(1 − p)."""
-    torch.manual_seed(0)
-    weights, keys, maps = torch.full((1, 1, 4), 0.25), torch.eye(4)[None], torch.eye(4)[None]
-    draws = torch.stack([attend(weights, keys, maps, dropout=0.25).flatten() for _ in range(500)])
-    assert set(draws.unique().tolist()) == {0.0, (0.25 * torch.tensor(4 / 3)).item()}
-    standard_error = 0.25 * math.sqrt(0.25 / 0.75 / draws.numel())
-    assert abs(draws.mean().item() - 0.25) < 4 * standard_error
-    assert torch.equal(attend(weights, keys, maps), attend(weights, keys, maps, dropout=0.0))
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -1,12 +1,9 @@
 """Hard heads found by their scores alone."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from convattn.budget import assert_within_budget, roundings
 from convattn.convert import conv_to_attention
 from convattn.functional import attention_weights, displacement_scores, find_shifts
 from convattn.grid import Axis
@@ -83,18 +80,6 @@ def test_scores_that_are_no_numbers_are_no_shift():
     scores = tables([(0, 0)], 800.0)
     scores[1][0, 3] = torch.nan
     assert find_shifts(scores, AXES, 1e-15) is None
-
-
-def test_a_long_sequence_takes_no_memory_for_pairs():
-    """10¹⁰ pairs of queries and keys would."""
-    torch.manual_seed(0)
-    conv = nn.Conv1d(2, 3, 5, padding=2)
-    layer, _ = conv_to_attention(conv)
-    x = torch.randn(1, 2, 100_000)
-    assert layer.plan(x.shape).path == "shift"
-    with torch.no_grad():
-        lows = roundings(lambda conv, x: conv(x), conv, x)
-        assert_within_budget(layer(x), copy.deepcopy(conv).double()(x.double()), lows, "long")
 
 
 def pointwise(dims=2, channels=12, outputs=20, **options):

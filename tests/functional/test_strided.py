@@ -72,17 +72,17 @@ def test_it_computes_what_torch_does(transposed, dims, stride, groups, padding, 
 
     high = with_gradients(torchs, *tensors)
     for given in (tensors, [tensor.float() for tensor in tensors]):
-        made = with_gradients(ours, *given)
-        several = roundings(
-            partial(with_gradients, torchs), *given
-        )  # not channels-last: does not meet the fault
-        for place, (result, wanted, *lows) in enumerate(zip(made, high, *several, strict=True)):
-            upstream = upstream_of(
-                high[0]
-            ).abs()  # the bias's gradient is a sum of this alone, whatever the inputs
-            terms = upstream.transpose(0, 1).flatten(1)
-            sums = Sums(terms.shape[1], terms.sum(1)) if place == 3 else None
-            assert_within_budget(result, wanted, lows, sums=sums)
+        # not channels-last: does not meet the fault
+        several = roundings(partial(with_gradients, torchs), *given)
+        check(with_gradients(ours, *given), high, several)
+
+
+def check(made, high, several):
+    """Compares an output and gradients; that of the bias is a sum of what comes from above alone."""
+    terms = upstream_of(high[0]).abs().transpose(0, 1).flatten(1)
+    for place, (result, wanted, *lows) in enumerate(zip(made, high, *several, strict=True)):
+        sums = Sums(terms.shape[1], terms.sum(1)) if place == 3 else None
+        assert_within_budget(result, wanted, [low.to(result.dtype) for low in lows], sums=sums)
 
 
 class Convolutions(TorchDispatchMode):
@@ -165,40 +165,6 @@ print(worst)
 """
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(
-    ("taps", "stride", "padding", "extra", "dilation"),
-    [
-        ((2, 1), (1, 3), (0, 0), (0, 0), (1, 1)),
-        ((1, 1), (2, 2), (0, 0), (1, 1), (1, 1)),
-        ((3, 3), (2, 2), (0, 0), (1, 1), (1, 1)),
-        ((3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
-        ((2, 3), (4, 5), (0, 1), (0, 0), (2, 1)),
-    ],
-    ids=str,
-)
-def test_outputs_that_no_tap_reaches_are_the_bias_in_bfloat16(
-    taps, stride, padding, extra, dilation, bias
-):
-    """The first, second and last case leave gaps between taps, and the third one behind them."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = (2, 2, 9, 8), (2, 3, *taps), (3,)
-    tensors = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes][
-        : 3 if bias else 2
-    ]
-    given = (padding, extra, 1, dilation)
-
-    def torchs(x, kernel, *numbers):
-        y = functional.conv_transpose2d(x, kernel, None, stride, *given)
-        return sum((bias[:, None, None] for bias in numbers), y)
-
-    with torch.no_grad():
-        y = convolve_transposed(*tensors, *[None] * (3 - len(tensors)), stride, *given)
-        precise = roundings(torchs, *(tensor.float() for tensor in tensors))
-        lows = [torchs(*tensors), *(low.bfloat16() for low in precise)]
-        assert_within_budget(y, torchs(*(tensor.double() for tensor in tensors)), lows)
-
-
 def seen_with_avx2(which: str) -> str:
     """Runs the sizes of the fault in a process that keeps to AVX2, on one thread; says what became of it."""
     avx2 = {
@@ -246,40 +212,54 @@ def test_control_torchs_own_gradient_errs():
     assert seen.startswith(("crash", "error: RuntimeError", "hang", "wrong"))
 
 
-@pytest.mark.parametrize(
-    ("shape", "taps", "stride", "padding", "dilation", "transposed"),
-    [
-        ((17, 4), (5, 3), (1, 2), (0, 0), (2, 1), False),
-        ((3, 2), (2, 3), (2, 3), (0, 1), (1, 1), False),
-        ((1, 17), (2, 2), (3, 3), (1, 2), (2, 2), False),
-        ((8, 1), (5, 3), (1, 3), (2, 1), (1, 1), True),
-        ((3, 1), (3, 2), (3, 2), (0, 1), (1, 1), True),
-        ((1, 8), (2, 1), (3, 2), (1, 0), (2, 2), True),
-        ((1, 4, 4), (3, 3, 2), (3, 2, 3), (1, 1, 0), (1, 1, 1), True),
-    ],
-    ids=str,
-)
-def test_narrow_images_in_bfloat16_are_right(shape, taps, stride, padding, dilation, transposed):
-    """One output along a strided axis, taps that see no pixel, and planes that no tap reaches."""
-    generator = torch.Generator().manual_seed(0)
-    x, kernel = (
-        torch.randn(2, 2, *sizes, generator=generator).bfloat16() for sizes in (shape, taps)
-    )
+NARROW = {
+    "one output of two rows": ((17, 4), (5, 3), (1, 2), (0, 0), (2, 1), None),
+    "a tap that sees no pixel": ((3, 2), (2, 3), (2, 3), (0, 1), (1, 1), None),
+    "one row": ((1, 17), (2, 2), (3, 3), (1, 2), (2, 2), None),
+    "one column, transposed": ((8, 1), (5, 3), (1, 3), (2, 1), (1, 1), (0, 2)),
+    "a cropped column, transposed": ((3, 1), (3, 2), (3, 2), (0, 1), (1, 1), (2, 1)),
+    "one row, transposed": ((1, 8), (2, 1), (3, 2), (1, 0), (2, 2), (2, 1)),
+    "planes that no tap reaches": (
+        (1, 4, 4),
+        (3, 3, 2),
+        (3, 2, 3),
+        (1, 1, 0),
+        (1, 1, 1),
+        (2, 1, 2),
+    ),
+    "gaps between rows": ((9, 8), (2, 1), (1, 3), (0, 0), (1, 1), (0, 0)),
+    "gaps of one tap": ((9, 8), (1, 1), (2, 2), (0, 0), (1, 1), (1, 1)),
+    "a gap behind": ((9, 8), (3, 3), (2, 2), (0, 0), (1, 1), (1, 1)),
+    "a gap behind, cropped": ((9, 8), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+    "gaps of a dilated kernel": ((9, 8), (2, 3), (4, 5), (0, 1), (2, 1), (0, 0)),
+}
+"""Sizes, taps, stride, padding, dilation, and the output padding of transposed convolutions."""
 
-    def ours(x, kernel):
-        x, kernel = x.detach().requires_grad_(), kernel.detach().requires_grad_()
-        if transposed:
-            y = convolve_transposed(
-                x, kernel, None, stride, padding, [step - 1 for step in stride], 1, dilation
-            )
-        else:
-            y = convolve(x, kernel, None, stride, padding, dilation, 1)
-        return y.detach(), *torch.autograd.grad(y.square().sum(), (x, kernel))
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("case", NARROW.values(), ids=NARROW)
+def test_narrow_images_and_gaps_in_bfloat16_are_right(case, bias):
+    """Outputs that no tap reaches are the bias, and gradients are those of torch in float64."""
+    shape, taps, stride, padding, dilation, extra = case
+    dims, generator = len(shape), torch.Generator().manual_seed(0)
+    shapes = (2, 2, *shape), (2, 2, *taps), (2,)
+    tensors = [torch.randn(size, generator=generator).bfloat16() for size in shapes[: 2 + bias]]
+
+    def ours(x, kernel, numbers=None):
+        if extra is None:
+            return convolve(x, kernel, numbers, stride, padding, dilation, 1)
+        return convolve_transposed(x, kernel, numbers, stride, padding, extra, 1, dilation)
+
+    def torchs(x, kernel, numbers=None):
+        if extra is None:
+            return PLAIN[dims](x, kernel, numbers, stride, padding, dilation)
+        return TRANSPOSED[dims](x, kernel, numbers, stride, padding, extra, 1, dilation)
 
     for size in (64, 256, 1024, 4096) * 3:
         torch.full((size,), 1e30)  # numbers that are read by mistake are large
-    exact, seen = ours(x.double(), kernel.double()), ours(x, kernel)
-    moved = roundings(lambda *given: ours(*(tensor.float() for tensor in given)), x, kernel)
-    lows = [[low.bfloat16() for low in results] for results in moved]
-    for number, (made, high) in enumerate(zip(seen, exact, strict=True)):
-        assert_within_budget(made, high, [low[number] for low in lows])
+    seen = with_gradients(ours, *tensors)
+    exact = with_gradients(torchs, *(tensor.double() for tensor in tensors))
+    moved = roundings(partial(with_gradients, torchs), *(tensor.float() for tensor in tensors))
+    check(seen, exact, moved)
+    with torch.no_grad():  # by other ways
+        check([ours(*tensors)], exact[:1], [results[:1] for results in moved])

@@ -4,26 +4,6 @@ import timm
 import torch
 
 GRID = (5, 7)
-VITS = {
-    "3 heads of width 7": {"embed_dim": 21, "num_heads": 3},
-    "9 heads of width 2": {"embed_dim": 18, "num_heads": 9},
-    "12 heads of width 2": {"embed_dim": 24, "num_heads": 12},
-    "registers": {"embed_dim": 18, "num_heads": 9, "reg_tokens": 2},
-    "patches alone": {"embed_dim": 18, "num_heads": 9, "class_token": False, "global_pool": "avg"},
-    "queries normalised": {"embed_dim": 18, "num_heads": 9, "qk_norm": True},
-    "no biases": {"embed_dim": 18, "num_heads": 9, "qkv_bias": False, "proj_bias": False},
-    "normalised after": {
-        "embed_dim": 18,
-        "num_heads": 9,
-        "block_fn": timm.models.vision_transformer.ResPostBlock,
-        "init_values": 0.5,
-    },
-    "two beside one another": {
-        "embed_dim": 18,
-        "num_heads": 9,
-        "block_fn": timm.models.vision_transformer.ParallelThingsBlock,
-    },
-}
 
 
 def vit(grid=GRID, **options):

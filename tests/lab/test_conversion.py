@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.lab.resuming import cut_off, resume, timeless
 from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn import network_to_attention, network_to_conv
@@ -96,44 +97,15 @@ def test_heads_of_converted_layers_are_followed(trained, tmp_path):
     ]
 
 
-class Stopped(Exception):  # noqa: N818 - a kill, not an error
-    """Stands for a kill."""
-
-
 def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
     convert = ConvertRecipe(include=LAST, sharpness=5.0, content=True)
     short = recipe(convert, trained, epochs=1)
-    whole = train(short, output=tmp_path / "whole", data=tiny_data(), progress=False)
-    from convattn.lab.trainer import Trainer
-
-    step = Trainer._train_on
-
-    def killed(self, *given):
-        if self.step == 3:
-            raise Stopped
-        return step(self, *given)
-
-    monkeypatch.setattr(Trainer, "_train_on", killed)
-    with pytest.raises(Stopped):
-        train(
-            short,
-            output=tmp_path / "cut",
-            data=tiny_data(),
-            progress=False,
-            checkpoint_every=2,
-        )
-    monkeypatch.undo()
-    cut = train(
-        short,
-        output=tmp_path / "cut",
-        data=tiny_data(),
-        progress=False,
-        resume=True,
-    )
-    assert cut.resumed == 1
-    assert {**cut.results, "images_per_second": 0} == {**whole.results, "images_per_second": 0}
-    for name in ("model.safetensors", "heads.parquet", "config.json"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(short, output=whole, data=tiny_data(), progress=False)
+    cut_off(monkeypatch, cut, step=3, recipe=short, checkpoint_every=2)
+    assert resume(cut, short).resumed == 1
+    assert timeless(cut) == timeless(whole)
+    assert (cut / "config.json").read_bytes() == (whole / "config.json").read_bytes()
 
 
 def test_conversions_that_cannot_be_are_refused_before_the_first_step(trained):

@@ -20,7 +20,6 @@ from convattn.errors import ArgumentError, RecipeError, TrainingError
 from convattn.heads.head_snapshots import HEAD_COLUMNS
 from convattn.lab import load_recipe, loop, train, trainer
 from convattn.lab.loop import peak_memory
-from convattn.lab.run_setup import build_network, build_optimizer
 from convattn.models import AttentionNet
 from convattn.provenance import RunRecord
 
@@ -168,20 +167,6 @@ def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):
             progress=False,
         )
     assert not (tmp_path / "run" / "record.json").exists()
-
-
-def test_centres_and_sharpness_are_kept_from_weight_decay():
-    recipe = load_recipe("sa-quadratic", overrides={"model.width": "8", "model.depth": "2"})
-    network = build_network(recipe, tiny_data())
-    decayed, free = build_optimizer(recipe.optim, network).param_groups
-    encodings = [block.mixer.encoding for block in network.blocks]
-    expected = {
-        id(p) for encoding in encodings for p in (encoding.centres, encoding.root_sharpness)
-    }
-    assert {id(parameter) for parameter in free["params"]} == expected
-    assert free["weight_decay"] == 0
-    assert decayed["weight_decay"] == recipe.optim.weight_decay == 1e-4
-    assert len(decayed["params"]) + len(free["params"]) == len(list(network.parameters()))
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
     ("scales", "message"),
     [
         ("scales = 3", "scales must be a table, but is 3"),
+        ("training = 3", "training must be a table, but is 3"),
         (
             "[scales.tny.data]\nflip = true",
             "unknown scale 'tny': did you mean 'tiny'",
@@ -130,10 +131,3 @@ def test_changes_by_scale_of_a_recipe_have_their_form(tmp_path, scales, message,
     (tmp_path / "mine.toml").write_text(f'name = "mine"\nclaim = "none"\n{scales}\n')
     with pytest.raises(RecipeError, match=rf"mine\.toml: {message}"):
         load_recipe(tmp_path / "mine.toml", scale=scale)
-
-
-def test_section_that_is_no_table_is_named_at_every_scale(tmp_path):
-    (tmp_path / "mine.toml").write_text('name = "mine"\nclaim = "none"\ntraining = 3\n')
-    for scale in ("paper", "tiny"):
-        with pytest.raises(RecipeError, match="training must be a table, but is 3"):
-            load_recipe(tmp_path / "mine.toml", scale=scale)

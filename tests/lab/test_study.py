@@ -304,10 +304,3 @@ def test_last_line_of_a_log_is_that_with_words(tmp_path):
     assert last_line(log) == "no log"
     log.write_bytes(b"first\n  last \xff \n\n \n")
     assert last_line(log) == "last \ufffd"
-
-
-def test_file_in_the_place_of_the_folder_is_refused_and_kept(tmp_path):
-    (tmp_path / "note").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"^output must be a folder, but '.*note' is a file$"):
-        run(tmp_path / "note")
-    assert (tmp_path / "note").read_text() == "mine"

@@ -1,10 +1,7 @@
 """Content scores against the four terms written as loops, and the gate against its formula."""
 
-import math
-
 import pytest
 import torch
-from tests.encodings.formula_cases import FORMULAS, small_encoding
 from torch.nn.utils import prune
 
 from convattn.budget import budget, roundings
@@ -13,44 +10,8 @@ from convattn.errors import ArgumentError
 from convattn.functional.reference import content_scores, gated_weights
 from convattn.layers import (
     Content,
-    RelativeAttention1d,
     RelativeAttention2d,
 )
-
-
-def test_scores_are_the_four_terms_of_transformer_xl():
-    """Dai et al. 2019, §3.3, as loops over heads, queries and keys; the position bias is the encoding's own score."""
-    torch.manual_seed(0)
-    heads, width, size = 2, 3, 5
-    encoding = small_encoding("learned_axial", heads, 1).double()
-    layer = RelativeAttention1d(
-        4, 7, num_heads=heads, encoding=encoding, content=Content(key_width=width)
-    ).double()
-    with torch.no_grad():
-        layer.content.content_bias.normal_()
-    x = torch.randn(2, 4, size, dtype=torch.float64)
-    scores = torch.empty(2, heads, size, size, dtype=torch.float64)
-    for image in range(2):
-        for head in range(heads):
-            part = slice(head * width, (head + 1) * width)
-            w_query, w_key = layer.content.query.weight[part], layer.content.key.weight[part]
-            u, w_position = layer.content.content_bias[head], layer.content.position[head]
-            for q in range(size):
-                for k in range(size):
-                    r = FORMULAS["learned_axial"].features(
-                        encoding, torch.tensor([[k - q]]).double()
-                    )[0]
-                    content_content = (w_query @ x[image, :, q]) @ (w_key @ x[image, :, k])
-                    content_position = (w_query @ x[image, :, q]) @ (w_position @ r)
-                    content_bias = u @ (w_key @ x[image, :, k])
-                    position_bias = FORMULAS["learned_axial"].score(
-                        encoding, torch.tensor([[k - q]]).double()
-                    )[head, 0]
-                    sum_of_three = content_content + content_position + content_bias
-                    scores[image, head, q, k] = sum_of_three / math.sqrt(width) + position_bias
-    expected = scores.exp() / scores.exp().sum(-1, keepdim=True)
-    error = (layer.attention(x) - expected).abs().max()
-    assert error <= 100 * torch.finfo(torch.float64).eps
 
 
 @pytest.mark.parametrize(
@@ -71,7 +32,7 @@ def test_scores_are_the_four_terms_of_transformer_xl():
     ids=lambda value: str(value) if isinstance(value, Content) else "",
 )
 def test_terms_have_the_parameters_they_need(content, parameters):
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=content)
+    layer = RelativeAttention2d(4, 6, num_heads=2, content=content)
     assert {name for name, _ in layer.content.named_parameters()} == parameters
 
 
@@ -83,9 +44,7 @@ def test_position_is_left_out_where_the_encoding_has_no_features():
 
 def test_key_width_is_the_channels_of_a_head_and_at_least_one():
     for channels, heads, width in ((8, 2, 4), (2, 3, 1)):
-        layer = RelativeAttention2d(
-            channels, 6, num_heads=heads, encoding="quadratic", content=True
-        )
+        layer = RelativeAttention2d(channels, 6, num_heads=heads, content=True)
         assert layer.content.query.out_features == heads * width
 
 
@@ -103,9 +62,7 @@ def test_raw_positions_are_the_same_for_all_heads():
 
 def test_a_bias_of_the_keys_changes_nothing():
     torch.manual_seed(0)
-    layer = RelativeAttention2d(
-        4, 6, num_heads=2, encoding="quadratic", content=Content(key_bias=True)
-    ).double()
+    layer = RelativeAttention2d(4, 6, num_heads=2, content=Content(key_bias=True)).double()
     x = torch.randn(1, 4, 3, 5, dtype=torch.float64)
     before = layer.attention(x)
     with torch.no_grad():
@@ -119,7 +76,7 @@ def test_a_bias_of_the_keys_changes_nothing():
 def test_pruning_takes_effect(place, name):
     torch.manual_seed(0)
     layer, x = (
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True).eval(),
+        RelativeAttention2d(4, 6, num_heads=2, content=True).eval(),
         torch.randn(2, 4, 3, 5),
     )
     module = layer.content.get_submodule(place)
@@ -134,7 +91,7 @@ def test_pruning_takes_effect(place, name):
 @pytest.mark.parametrize("place", ["query", "key"])
 def test_hooks_on_queries_and_keys_run(place):
     layer, x = (
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
+        RelativeAttention2d(4, 6, num_heads=2, content=True),
         torch.randn(2, 4, 3, 5),
     )
     before = layer(x)
@@ -149,7 +106,7 @@ def test_hooks_on_queries_and_keys_run(place):
 
 def test_hooks_that_would_be_ignored_are_refused():
     layer, x = (
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
+        RelativeAttention2d(4, 6, num_heads=2, content=True),
         torch.randn(2, 4, 3, 5),
     )
     layer.content.register_forward_hook(lambda _, __, y: 2 * y)
@@ -191,7 +148,7 @@ def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
 
 
 def test_gate_starts_at_one_and_learns():
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", gate="sigmoid")
+    layer = RelativeAttention2d(4, 6, num_heads=2, gate="sigmoid")
     assert torch.equal(layer.gate, torch.ones(2))
     layer(torch.randn(1, 4, 3, 5)).square().sum().backward()
     assert (layer.gate.grad != 0).all()
@@ -199,13 +156,9 @@ def test_gate_starts_at_one_and_learns():
 
 @pytest.mark.parametrize("content", [False, True])
 def test_a_gate_mixes_content_alone_with_position_unless_told_otherwise(content):
-    layer = RelativeAttention2d(
-        4, 6, num_heads=2, encoding="quadratic", content=content, gate="sigmoid"
-    )
+    layer = RelativeAttention2d(4, 6, num_heads=2, content=content, gate="sigmoid")
     assert layer.content_terms == Content(position=False, content_bias=False)
-    own = RelativeAttention2d(
-        4, 6, num_heads=2, encoding="quadratic", content=Content(key_width=3), gate="sigmoid"
-    )
+    own = RelativeAttention2d(4, 6, num_heads=2, content=Content(key_width=3), gate="sigmoid")
     assert own.content_terms == Content(key_width=3)
 
 
@@ -229,9 +182,7 @@ QUADRATIC = {
 
 def quadratic_layer(name, dtype):
     torch.manual_seed(0)
-    layer = RelativeAttention2d(
-        4, 6, num_heads=3, encoding="quadratic", impl="quadratic", stride=2, **QUADRATIC[name]
-    )
+    layer = RelativeAttention2d(4, 6, num_heads=3, impl="quadratic", stride=2, **QUADRATIC[name])
     with torch.no_grad():
         layer.encoding.centres.normal_(0, 3)
         for parameter in layer.content.parameters():

@@ -176,6 +176,7 @@ def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, m
     case = LayerCase("quadratic", options={"impl": impl, "groups": 1})
     constant = torch_modes.backward_to_differentiate
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    check(case, *layer_and_images(case), gradient_twice, [gradient_twice])
     monkeypatch.setattr(
         tiles, "backward_to_differentiate", lambda *args: _detached(constant(*args))
     )

@@ -96,7 +96,7 @@ def test_a_gate_that_opens_is_seen_at_once():
 
 @pytest.mark.parametrize("gate", [-1.5, 0.7])
 def test_rows_sum_to_one_where_content_is_subtracted_too(gate):
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", gate="tanh").double()
+    layer = RelativeAttention2d(4, 6, num_heads=2, gate="tanh").double()
     nn.init.constant_(layer.gate, gate)
     sums = layer.attention(pixels(2, 4, 3, 5, dtype=torch.float64)).sum((-1, -2))
     assert (sums - 1).abs().max() <= 100 * torch.finfo(torch.float64).eps
@@ -131,17 +131,17 @@ def test_a_gate_opens_where_the_task_needs_content():
 
 
 def test_the_gate_is_kept_in_the_arguments_and_shown():
-    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", gate="tanh")
+    layer = RelativeAttention2d(4, 6, num_heads=2, gate="tanh")
     assert layer.options()["gate"] == "tanh"
     assert "gate='tanh'" in repr(layer)
-    assert "gate=" not in repr(RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic"))
-    assert RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic").options()["gate"] is None
+    assert "gate=" not in repr(RelativeAttention2d(4, 6, num_heads=2))
+    assert RelativeAttention2d(4, 6, num_heads=2).options()["gate"] is None
 
 
 @pytest.mark.usefixtures("without_type_checks")
 def test_unknown_gate_is_named():
     with pytest.raises(UnknownNameError, match="unknown gate 'tan': did you mean 'tanh'"):
-        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", gate="tan")
+        RelativeAttention2d(4, 6, num_heads=2, gate="tan")
 
 
 def test_an_exported_layer_with_a_closed_gate_computes_the_same():

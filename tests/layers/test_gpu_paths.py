@@ -4,69 +4,40 @@ import importlib
 
 import pytest
 import torch
-from tests.functional.test_fused import expected_of, results
+from tests.functional.test_fused import APART, CONTENTS, STRIDES, TABLE, expected_of, made, results
 from tests.testing.gpu import pretend
 
 from convattn.budget import assert_within_budget, references, roundings
-from convattn.encodings import LearnedAxial, Quadratic, Shift
+from convattn.encodings import Quadratic
 from convattn.functional import torch_modes
 from convattn.functional.content import Masked, OneHot, Precision, SecondDegree
 from convattn.functional.path import Heads
 from convattn.grid import Axis
 from convattn.layers import (
     Content,
-    RelativeAttention1d,
     RelativeAttention2d,
-    RelativeAttention3d,
 )
 from convattn.layers.content_scores import ContentScores
 
-NARROW = Content(key_width=3)
-APART = Content(key_width=3, position=False)
-STRIDES = {"kernel_size": 3, "stride": 2, "padding": 1}
-TABLE = LearnedAxial(2, 2, extent=16, width=3)
-
 POSITIONS = {
-    "a sum over axes": (RelativeAttention2d, "quadratic", (5, 7), {}),
-    "tables": (RelativeAttention2d, TABLE, (5, 7), {}),
-    "all pairs": (RelativeAttention2d, "distance", (5, 7), {}),
-    "a table of all pairs": (RelativeAttention2d, "learned_table", (5, 7), STRIDES),
-    "strides": (RelativeAttention2d, "sinusoidal", (7, 5), STRIDES),
-    "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
-    "narrow heads": (RelativeAttention2d, "quadratic", (5, 7), {"head_width": 1}),
-    "a sequence": (RelativeAttention1d, "linear_distance", (11,), {}),
-    "a volume": (RelativeAttention3d, "quadratic", (2, 3, 5), {}),
-    "one pixel": (RelativeAttention2d, "generalized_quadratic", (1, 1), {}),
+    "sums over axes": ("quadratic", (5, 7), {}),
+    "tables": (TABLE, (5, 7), {}),
+    "all pairs": ("distance", (5, 7), {}),
+    "a table of all pairs": ("learned_table", (5, 7), STRIDES),
+    "strides": ("sinusoidal", (7, 5), STRIDES),
+    "groups of channels": ("quadratic", (5, 7), {"groups": 2}),
+    "narrow heads": ("quadratic", (5, 7), {"head_width": 1}),
+    "a sequence": ("linear_distance", (11,), {}),
+    "a volume": ("quadratic", (2, 3, 5), {}),
+    "a pixel": ("generalized_quadratic", (1, 1), {}),
 }
-CONTENTS = {
-    "channels": (RelativeAttention2d, "quadratic", (5, 7), {"content": NARROW}),
-    "channels of tables": (RelativeAttention2d, TABLE, (5, 7), {"content": NARROW}),
-    "channels of a volume": (RelativeAttention3d, "quadratic", (2, 3, 4), {"content": NARROW}),
-    "channels of strides": (
-        RelativeAttention2d,
-        "sinusoidal",
-        (7, 5),
-        {"content": NARROW, **STRIDES},
-    ),
-    "channels of one row": (RelativeAttention2d, "quadratic", (1, 9), {"content": NARROW}),
-    "a mask of each image": (RelativeAttention2d, "distance", (5, 3), {"content": NARROW}),
-    "a mask of strides": (
-        RelativeAttention2d,
-        "generalized_quadratic",
-        (7, 5),
-        {"content": NARROW, **STRIDES},
-    ),
-    "a mask": (RelativeAttention2d, "learned_table", (5, 3), {"content": NARROW}),
-    "shifts": (
-        RelativeAttention2d,
-        Shift(2, 2, displacements=[[0, 1], [-2, 0]]),
-        (5, 3),
-        {"content": NARROW},
-    ),
-    "a gate": (RelativeAttention2d, "distance", (5, 3), {"content": APART, "gate": "sigmoid"}),
-    "wide values": (RelativeAttention2d, "quadratic", (5, 3), {"content": APART, "head_width": 2}),
+CASES = {
+    **{
+        name: (*case, {"content": False, **options}) for name, (*case, options) in POSITIONS.items()
+    },
+    **CONTENTS,
 }
-CASES = {**POSITIONS, **CONTENTS}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @pytest.fixture
@@ -74,16 +45,11 @@ def as_on_a_gpu(monkeypatch):
     pretend(monkeypatch)
 
 
-def made(kind, encoding, options, impl):
-    torch.manual_seed(0)
-    return kind(4, 6, num_heads=2, encoding=encoding, **options, impl=impl)
-
-
-@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
-def test_it_is_the_reference_with_all_gradients(kind, encoding, spatial, options, monkeypatch):
-    x = torch.randn(3, 4, *spatial)
-    expected = expected_of(made(kind, encoding, options, "reference"), x)
-    layer = made(kind, encoding, options, "auto")
+@every_case
+def test_it_is_the_reference_with_all_gradients(case, monkeypatch):
+    x = torch.randn(3, 4, *case[1])
+    expected = expected_of(made("reference", case), x)
+    layer = made("auto", case)
     # where a gate subtracts large gradients, the definition, which mixes weights, cancels less than any other way
     of_cpu = zip(*roundings(results, layer, x), strict=True)
     pretend(monkeypatch)
@@ -98,20 +64,22 @@ def narrow(layer, x):
         return layer(x).to(torch.promote_types(x.dtype, torch.float32))
 
 
-@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
-def test_autocast_rounds_as_its_dtype_does(kind, encoding, spatial, options, monkeypatch):
-    x = torch.randn(3, 4, *spatial)
-    hi, lows = references(narrow, made(kind, encoding, options, "reference"), x)
-    layer = made(kind, encoding, options, "auto")
+@every_case
+def test_autocast_rounds_as_its_dtype_does(case, monkeypatch):
+    x = torch.randn(3, 4, *case[1])
+    hi, lows = references(narrow, made("reference", case), x)
+    layer = made("auto", case)
     of_cpu = narrow(layer, x)
     pretend(monkeypatch)
     assert_within_budget(narrow(layer, x), hi, [*lows, of_cpu])
 
 
-@pytest.mark.parametrize("name", ["a sum over axes", "groups", "all pairs", "a mask of each image"])
+@pytest.mark.parametrize(
+    "name", ["sums over axes", "groups of channels", "all pairs", "a mask of each image"]
+)
 def test_some_images_at_a_time_are_the_same(name, as_on_a_gpu, monkeypatch):
-    kind, encoding, spatial, options = CASES[name]
-    layer, x = made(kind, encoding, options, "auto"), torch.randn(5, 4, *spatial)
+    case = CASES[name]
+    layer, x = made("auto", case), torch.randn(5, 4, *case[1])
     expected = results(layer, x)
     exact = results(layer.double(), x.double())
     layer.float()
@@ -121,14 +89,12 @@ def test_some_images_at_a_time_are_the_same(name, as_on_a_gpu, monkeypatch):
         assert (actual.double() - hi).abs().max() <= 4 * most
 
 
-@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
-def test_further_derivatives_are_those_of_the_reference(
-    kind, encoding, spatial, options, as_on_a_gpu
-):
-    x = torch.randn(2, 4, *spatial, dtype=torch.float64)
+@every_case
+def test_further_derivatives_are_those_of_the_reference(case, as_on_a_gpu):
+    x = torch.randn(2, 4, *case[1], dtype=torch.float64)
     found = []
     for impl in ("auto", "reference"):
-        layer = made(kind, encoding, options, impl).double()
+        layer = made(impl, case).double()
         leaf = x.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(layer(leaf).square().sum(), leaf, create_graph=True)
         found.append(torch.autograd.grad(gradient.square().sum(), leaf)[0])
@@ -207,7 +173,7 @@ def test_a_plan_says_where_scores_are_read(as_on_a_gpu):
 
 def test_function_transforms_see_all_images_at_once(as_on_a_gpu, monkeypatch):
     """A checkpoint of some images cannot be mapped over."""
-    layer, x = made(RelativeAttention2d, "quadratic", {}, "auto"), torch.randn(3, 2, 4, 5, 7)
+    layer, x = made("auto", CASES["sums over axes"]), torch.randn(3, 2, 4, 5, 7)
     expected = torch.stack([layer(images) for images in x])
     monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1)
     found = torch.func.vmap(layer)(x)

@@ -29,6 +29,10 @@ def test_soft_heads_run_in_bands(impl):
     rows = soft.values.weight.double().abs().sum((0, 2)).max().item()
     assert plan.bound == 2 * rows * torch.finfo(torch.float32).eps / 64
     assert_within_budget(soft(x), *by_reference(soft, x))
+    soft, x = soft.double(), x.double()
+    with torch.autocast("cpu"):
+        y = soft(x)
+    assert_within_budget(y, *by_reference(soft, x))
 
 
 QUERIES = [0, 9_001, LONG - 20_001, LONG - 1]

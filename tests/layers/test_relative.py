@@ -34,12 +34,6 @@ WRONG_ARGUMENTS = [
         ArgumentError,
         r"encoding must be for 2 heads and 2 axes, but is Quadratic\(num_heads",
     ),
-    ({"padding": "sam"}, UnknownNameError, "unknown padding 'sam': did you mean 'same'"),
-    (
-        {"padding_mode": "reflection"},
-        UnknownNameError,
-        "unknown padding_mode 'reflection': did you mean 'reflect'",
-    ),
     ({"impl": "refrence"}, UnknownNameError, "unknown impl 'refrence': did you mean 'reference'"),
     (
         {"impl": "separable", "encoding": "distance"},
@@ -101,7 +95,7 @@ SIZES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("rank", [0, 1, -1])
 def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
-    layer = LAYERS[dims](3, 5, num_heads=2, encoding="quadratic")
+    layer = LAYERS[dims](3, 5, num_heads=2)
     shape = (1, 3, 7, 5, 11, 13)[: dims + 2 + rank] if rank else (1, 2, 7, 5, 11)[: dims + 2]
     with pytest.raises(
         ShapeError, match=rf"x must be of shape \(batch, 3, {SIZES[dims]}\), but is \(1, "
@@ -122,7 +116,7 @@ def test_arrays_are_refused(encoding, without_type_checks):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
 def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
-    layer = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic")
+    layer = RelativeAttention2d(3, 5, num_heads=2)
     with pytest.raises(
         ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"
     ):
@@ -131,7 +125,7 @@ def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
 def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
-    layer, x = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), torch.zeros(1, 3, 5, 7)
+    layer, x = RelativeAttention2d(3, 5, num_heads=2), torch.zeros(1, 3, 5, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x.bfloat16()).dtype == layer(x).dtype == torch.bfloat16
         assert layer.plan(x.shape, torch.bfloat16).path == layer.plan(x.shape).path
@@ -170,7 +164,7 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
     ids=str,
 )
 def test_images_that_are_too_small_are_refused(options, size, message):
-    layer = RelativeAttention1d(3, 5, num_heads=2, encoding="quadratic", **options)
+    layer = RelativeAttention1d(3, 5, num_heads=2, **options)
     x = torch.zeros(1, 3, size)
     for ask in (layer, layer.attention, lambda x: layer.plan(x.shape)):
         with pytest.raises(ShapeError, match=message):
@@ -191,9 +185,7 @@ def test_images_larger_than_the_table_are_refused():
 
 
 def test_attention_of_sizes():
-    layer = RelativeAttention2d(
-        3, 5, num_heads=2, encoding="quadratic", kernel_size=3, stride=2, padding=(0, 1)
-    )
+    layer = RelativeAttention2d(3, 5, num_heads=2, kernel_size=3, stride=2, padding=(0, 1))
     assert layer.attention((5, 7)).shape == layer.attention([5, 7]).shape == (2, 2, 4, 5, 9)
     assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (2, 2, 4, 5, 9)
     with pytest.raises(
@@ -209,7 +201,7 @@ def test_attention_of_sizes():
 
 
 def test_attention_of_content_needs_images():
-    layer = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic", content=True)
+    layer = RelativeAttention2d(3, 5, num_heads=2, content=True)
     assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (4, 2, 5, 7, 5, 7)
     with pytest.raises(
         ArgumentError,
@@ -250,9 +242,7 @@ def test_every_way_of_computing_is_named_where_impl_is_described():
 @pytest.mark.parametrize("impl", ["reference", "dense"])
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation(impl):
     torch.manual_seed(0)
-    layer = RelativeAttention1d(
-        1, 1, num_heads=1, encoding="quadratic", dropout=0.3, impl=impl, bias=False
-    )
+    layer = RelativeAttention1d(1, 1, num_heads=1, dropout=0.3, impl=impl, bias=False)
     x = torch.ones(1, 1, 11)
     exact = layer.eval()(x).detach()
     assert torch.equal(layer(x), exact)
@@ -267,14 +257,12 @@ def test_dropout_without_content_is_one_draw_for_the_batch_and_with_content_one_
     x = torch.ones(3, 2, 7, 5)
     for content, same in ((False, True), (True, False)):
         torch.manual_seed(0)
-        y = RelativeAttention2d(
-            2, 3, num_heads=2, encoding="quadratic", content=content, dropout=0.5
-        )(x)
+        y = RelativeAttention2d(2, 3, num_heads=2, content=content, dropout=0.5)(x)
         assert torch.equal(y[0], y[1]) == same
 
 
 def test_dropout_of_nearly_everything_leaves_the_bias():
-    layer = RelativeAttention2d(2, 3, num_heads=2, encoding="quadratic", dropout=0.999_999_9)
+    layer = RelativeAttention2d(2, 3, num_heads=2, dropout=0.999_999_9)
     assert torch.equal(
         layer(torch.ones(1, 2, 3, 5)), layer.bias.view(1, 3, 1, 1).expand(1, 3, 3, 5)
     )
@@ -294,9 +282,7 @@ def test_scores_beyond_the_range_of_float16_stay_finite(dtype, impl):
 
 
 def test_dtype_and_device_are_those_asked_for():
-    layer = RelativeAttention2d(
-        3, 5, num_heads=2, encoding="quadratic", dtype=torch.float64, device="meta"
-    )
+    layer = RelativeAttention2d(3, 5, num_heads=2, dtype=torch.float64, device="meta")
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
     assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
 
@@ -311,7 +297,6 @@ def test_printing_leaves_defaults_out():
         4,
         6,
         num_heads=2,
-        encoding="quadratic",
         stride=2,
         groups=2,
         head_width=1,
@@ -345,9 +330,6 @@ def test_the_arguments_of_a_convolution_give_a_head_on_each_tap():
     layer = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, **options)
     conv = torch.nn.Conv2d(3, 8, (3, 2), 2, 1, 2, **options)
     assert layer.num_heads == 6
-    assert layer.encoding.centres.tolist() == [
-        list(map(float, tap)) for tap in layer.geometry.taps()
-    ]
     x = torch.randn(2, 3, 11, 13)
     assert layer(x).shape == conv(x).shape
     hard = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, encoding="shift", **options)

@@ -13,7 +13,7 @@ from tests.testing.dense import as_dtype, dense_attention, dense_scores, dense_w
 from torch import Tensor
 
 from convattn.budget import Sums, assert_within_budget, references, roundings
-from convattn.errors import ArgumentError, ShapeError
+from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention
 from convattn.testing.contracts import Formula, stir
 
@@ -157,6 +157,17 @@ class AttentionContract:
         lows = self.roads(as_dtype(layer, dtype, encoding=torch.float32), x.to(dtype))
         assert_within_budget(y, hi, lows)
 
+    def test_autocast_leaves_float64_as_it_is(self) -> None:
+        layer, x = self.made().double(), self.images(dtype=torch.float64)
+        there, images = self.on_device(layer, x)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            y = there(images)
+            message = r"^x must be of the weights' dtype torch\.float64, but"
+            with pytest.raises(ArgumentError, match=message):
+                there(images.float())
+        with torch.no_grad():
+            assert_within_budget(y.detach(), self.dense(layer, x), self.roads(layer, x))
+
     def test_gradients_are_those_of_the_definition(self) -> None:
         layer, x = self.made().train(), self.images()
         given = layer, x, _upstream(layer, x)
@@ -242,19 +253,6 @@ class AttentionContract:
         kept = x.clone()
         self.made(**GEOMETRIES["spread"])(x)
         assert torch.equal(x, kept)
-
-    def test_other_channels_are_refused(self) -> None:
-        expected = r"x must be of shape \(batch, 3, [a-z, ]+\), but is"
-        for channels in (2, 4):
-            with pytest.raises(ShapeError, match=expected):
-                self.made()(self.images(channels=channels))
-
-    def test_other_dtypes_are_refused(self) -> None:
-        with pytest.raises(
-            ArgumentError,
-            match=r"x must be of the weights' dtype torch.float32, but is torch.float64",
-        ):
-            self.made()(self.images(dtype=torch.float64))
 
 
 def _call(layer: RelativeAttention, x: Tensor) -> Tensor:

@@ -6,33 +6,14 @@ import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.testing.attention_contract import GEOMETRIES, AttentionContract
-from tests.testing.dense import dense_attention, dense_weights
 from tests.testing.encoding_contract import FullEncodingContract
-from tests.testing.faults import eight_bits, halved, leaky
+from tests.testing.faults import eight_bits, leaky
 from torch.autograd.gradcheck import GradcheckError
 
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
 
-
-def with_leaky_weights(_, layer, x):
-    weights = leaky(dense_weights(layer, x, FORMULAS["quadratic"])[0].flatten(-2)).flatten(1, 2)
-    mixed = torch.einsum("hqk,bck->bhcq", weights, x.flatten(2))
-    y = torch.einsum("bhcq,hoc->boq", mixed, layer.values.weight) + layer.bias[:, None]
-    return y.view(*y.shape[:2], *x.shape[2:])
-
-
-def half(_, layer, x):
-    rounded = RelativeAttention2d(3, 5, num_heads=2, encoding=Quadratic(2, 2))
-    rounded.load_state_dict(layer.state_dict())
-    with torch.no_grad():
-        rounded.values.weight.copy_(halved(layer.values.weight))
-    return dense_attention(rounded, x, FORMULAS["quadratic"])
-
-
 FAULTS = {
-    "a leak of 1e-5 in the softmax": with_leaky_weights,
-    "values in half precision": half,
     "one wrong border row": lambda y, *_: torch.cat([y[..., :1, :] * 1.001, y[..., 1:, :]], dim=-2),
     "rows and columns exchanged": lambda y, *_: (
         y.flatten(2).view(*y.shape[:2], y.shape[3], y.shape[2]).mT

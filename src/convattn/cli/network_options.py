@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from convattn.cli.output import Imports, Settings, key_values, require_absent
-from convattn.errors import ArgumentError, DeviceError, UnknownNameError, without_trace
+from convattn.errors import ArgumentError, DeviceError, require_name, without_trace
 from convattn.fields import Text, read
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def _is_saved(source: str) -> bool:
         return True
     if home != "convattn" or name in NETWORKS:
         return False
-    if name not in pretrained_names():
-        raise UnknownNameError("network", name, [*pretrained_names(), *NETWORKS])
+    require_name("network", name, [*pretrained_names(), *NETWORKS])
     return True
 
 

@@ -29,6 +29,7 @@ from convattn.convert.runtimes import Load, Options, open_file
 from convattn.convert.surgery import require_network
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
+from convattn.files import AnyPath
 from convattn.structure import dtypes_in_words, full_name
 from convattn.wording import counted, first_few
 
@@ -119,7 +120,7 @@ class AgreementCertificate(VerdictRecord):
 
 def certify(
     reference: nn.Module,
-    other: nn.Module | str | os.PathLike[str] | Callable[..., Any],
+    other: nn.Module | AnyPath | Callable[..., Any],
     images: Images | None = None,
     *,
     runtime: Literal["onnxruntime", "openvino"] | None = None,

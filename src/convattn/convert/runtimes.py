@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from convattn.errors import ArgumentError, ConversionError, UnknownNameError, optional_module
+from convattn.errors import (
+    ArgumentError,
+    ConversionError,
+    UnknownNameError,
+    optional_module,
+    require_name,
+)
 
 _QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
 """Operations of ONNX and OpenVINO on few bits."""
@@ -91,10 +97,9 @@ def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, 
         ) from error
 
 
-def _require_known(options: Mapping[str, Any], known: Iterable[str], runtime: str) -> None:
+def _require_known(options: Mapping[str, Any], known: Collection[str], runtime: str) -> None:
     for name in options:
-        if name not in known:
-            raise UnknownNameError(f"option of {runtime}", name, known)
+        require_name(f"option of {runtime}", name, known)
 
 
 def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Session:

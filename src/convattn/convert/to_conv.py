@@ -44,10 +44,10 @@ from convattn.convert.taps import (
 from convattn.errors import (
     ArgumentError,
     ConversionError,
-    UnknownNameError,
     UnsupportedModelError,
     lacks_memory,
     must_be,
+    require_name,
 )
 from convattn.grid import Geometry, PerAxis, Window, axis_lists
 from convattn.layers import FactoredValues, MergedValues, NormalisedConv, RelativeAttention
@@ -168,8 +168,7 @@ def _require_small(taps: tuple[int, ...], layer: RelativeAttention) -> None:
 def require_options(kernel_size: PerAxis | None, mass: float | None, borders: str) -> None:
     """Raises unless options are known and in range, and `borders` leaves the window to choose."""
     require_share("mass", mass)
-    if borders not in _BORDERS:
-        raise UnknownNameError("borders", borders, _BORDERS)
+    require_name("borders", borders, _BORDERS)
     if borders != "plain" and kernel_size is not None:
         raise ArgumentError(must_be("borders", '"plain" with a kernel_size', borders))
 

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
-from convattn.errors import ArgumentError, UnknownNameError
+from convattn.errors import ArgumentError, require_name
 from convattn.functional.bands import BandPath, band_cost, find_bands
 from convattn.functional.content import ContentPath, SecondDegree, fastest_form
 from convattn.functional.definition import ReferencePath
@@ -80,8 +80,7 @@ def require_way(impl: str, heads: Heads) -> None:
     """Raises UnknownNameError if there is no such way of computing, ArgumentError if it refuses the heads."""
     if impl == AUTO:
         return
-    if impl not in WAYS:
-        raise UnknownNameError("impl", impl, [AUTO, *WAYS])
+    require_name("impl", impl, [AUTO, *WAYS])
     reason = WAYS[impl].refuses(heads)
     if reason is not None:
         others = [name for name, way in WAYS.items() if way.refuses(heads) is None]

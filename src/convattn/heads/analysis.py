@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from convattn.convert.surgery import require_network
 from convattn.errors import (
     ArgumentError,
-    UnknownNameError,
     UnsupportedModelError,
     lacks_memory,
     must_be,
     must_be_a,
+    require_name,
 )
 from convattn.grid import whole_number
 from convattn.heads.catalogue import is_own, survey
@@ -161,8 +161,7 @@ def _require(kernel_size: int, controls: Any) -> None:
     if isinstance(controls, str) or not isinstance(controls, Iterable):
         raise ArgumentError(must_be("controls", "names of controls in a list, or ()", controls))
     for name in controls:
-        if name not in CONTROLS:
-            raise UnknownNameError("control", name, CONTROLS)
+        require_name("control", name, CONTROLS)
 
 
 ONLY = ""

@@ -1,6 +1,7 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -118,8 +119,6 @@ class FixedAttention(nn.Module):
     Attributes:
         attention: The layer.
         fixed: The heads with fixed weights.
-        grid: The only grid of queries that these are for; None if they are for all.
-        attends: Whether prefix tokens' queries attend as before in heads by displacement.
     """
 
     def __init__(
@@ -132,18 +131,22 @@ class FixedAttention(nn.Module):
         grid: tuple[int, ...] | None,
         attends: bool,
     ) -> None:
-        """Takes over a layer, of which the report has the name and the heads."""
+        """Takes over a layer, of which the report has the name and the heads.
+
+        Heads are fixed for one grid of queries, None for all. Prefix tokens' queries may attend as before in heads by
+        displacement.
+        """
         super().__init__()
-        self.name = report.name
+        self._name = report.name
         self.attention = attention
-        self.heads = len(report.heads)
+        self._heads = len(report.heads)
         weight = next(attention.parameters(), torch.empty(0))
         wide = torch.promote_types(weight.dtype, torch.float32)
-        self.placed = any(part.placed for part in fixed)
+        self._placed = any(part.placed for part in fixed)
         self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
-        self.calls = calls
-        self.grid = grid
-        self.attends = attends
+        self._calls = calls
+        self._grid = grid
+        self._attends = attends
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the modules around the layer ask it for."""
@@ -168,7 +171,7 @@ class FixedAttention(nn.Module):
             out = self.attention(*args, **named)
         if len(products) != 1:
             raise UnsupportedModelError(
-                f"{self.name}: {len(products)} products of weights and values were seen in it, where there must be one"
+                f"{self._name}: {len(products)} products of weights and values were seen in it, where there must be one"
             )
         return out
 
@@ -177,20 +180,21 @@ class FixedAttention(nn.Module):
         known = attention_class(self.attention)
         if known is None or known.layout is None:
             raise UnsupportedModelError(
-                f"{self.name}: its class must stay registered while its heads are replaced"
+                f"{self._name}: its class must stay registered while its heads are replaced"
             )
         layout = None
-        if known.heads_first or self.placed:
-            layout = self._layout(known.layout, self.calls.attending(product.shape))
-            if self.grid is not None:
-                require_sizes(self.grid, layout.grid, "of a grid of {} positions")
+        if known.heads_first or self._placed:
+            call = self._calls.attending(product.shape)
+            layout = self._layout(known.layout, replace(call, module=self.attention))
+            if self._grid is not None:
+                require_sizes(self._grid, layout.grid, "of a grid of {} positions")
         *lead, queries, keys = product.shape
-        if not known.heads_first and len(lead) > 1 and lead[-1] % self.heads:
+        if not known.heads_first and len(lead) > 1 and lead[-1] % self._heads:
             raise UnsupportedModelError(
-                f"{self.name} must have the {self.heads} heads of the report, but has {lead[-1]} now"
+                f"{self._name} must have the {self._heads} heads of the report, but has {lead[-1]} now"
             )
         groups = 1 if layout is None else layout.groups
-        by_group = partial(known.by_group, groups=groups, heads=self.heads)
+        by_group = partial(known.by_group, groups=groups, heads=self._heads)
         out = by_group(product.out)
         allowed = torch.ones(1, groups, queries, keys, dtype=torch.bool, device=out.device)
         if layout is not None and layout.allowed is not None:
@@ -203,7 +207,7 @@ class FixedAttention(nn.Module):
             own = by_group(product.inputs[0].data)
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
-            maps = part.maps(layout, attends=self.attends)
+            maps = part.maps(layout, attends=self._attends)
             seen = maps * allowed[:, :, None]
             total = seen.sum(-1, keepdim=True)
             # In this order: what is left may be so little that its inverse overflows.
@@ -212,7 +216,7 @@ class FixedAttention(nn.Module):
             heads = torch.tensor(part.heads, device=out.device)
             means = weights @ values.index_select(2, heads)
             stays = None
-            if self.attends and isinstance(part, DisplacedHeads) and layout is not None:
+            if self._attends and isinstance(part, DisplacedHeads) and layout is not None:
                 stays = (layout.queries < 0)[:, None, :, None].to(out.device)
             out = _with_heads(out, heads, means, stays)
             if own is not None:
@@ -227,7 +231,7 @@ class FixedAttention(nn.Module):
             return read(call)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(
-                f"{self.name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"
+                f"{self._name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"
                 " gradients can compute it again"
             ) from None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from convattn.errors import CheckpointError, UnknownNameError
+from convattn.errors import CheckpointError, require_name
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import (
     HeadVerdict,
@@ -272,8 +272,7 @@ class HeadReport(Record):
     def layer(self, name: str) -> LayerReport:
         """Returns a layer by its name; UnknownNameError lists the names."""
         layers = {layer.name: layer for layer in self.layers}
-        if name not in layers:
-            raise UnknownNameError("layer", name, layers)
+        require_name("layer", name, layers)
         return layers[name]
 
     def rows(self) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Reads from a run's folder where its heads looked."""
 
-import os
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from convattn.errors import CheckpointError, optional_module
+from convattn.files import AnyPath
 
 HEADS = "heads.parquet"
 """The file in the folder of a run whose heads have centres and widths."""
@@ -41,7 +41,7 @@ class HeadSnapshot:
     precisions: Float[np.ndarray, "heads 2 2"]
 
 
-def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
+def read_heads(run: AnyPath) -> list[HeadSnapshot]:
     """Reads ``heads.parquet`` of a run's folder.
 
     Args:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from convattn.errors import (
     ArgumentError,
-    UnknownNameError,
     UnsupportedModelError,
     must_be,
     must_be_a,
+    require_name,
 )
 from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
@@ -78,8 +78,8 @@ def read_arms(report: HeadReport, heads: Any, by: Any) -> dict[Head, Arm]:
         if head in arms:
             raise ArgumentError(f"heads must name each head once, but names {head} twice")
         arm = by[head] if isinstance(by, Mapping) else by
-        if isinstance(arm, str) and arm not in ARMS:
-            raise UnknownNameError("replacement", arm, ARMS)
+        if isinstance(arm, str):
+            require_name("replacement", arm, ARMS)
         if not isinstance(arm, str):
             if arm not in known:
                 raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))

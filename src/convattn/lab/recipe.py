@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
+from convattn.errors import ArgumentError, RecipeError, must_be, optional_module, require_name
 from convattn.fields import Range, Text, hints, read
 from convattn.files import AnyPath, as_path
 
@@ -348,13 +348,12 @@ def load_recipe(
     overrides = overrides or {}
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
-    if scale is not None and scale not in SCALES:
-        raise UnknownNameError("scale", scale, SCALES)
+    if scale is not None:
+        require_name("scale", scale, SCALES)
     try:
         own_scales = read(_Changes, content.pop("scales", {}), "scales")
         for name in own_scales:
-            if name not in SCALES[1:]:
-                raise UnknownNameError("scale", name, SCALES[1:])
+            require_name("scale", name, SCALES[1:])
         if scale is not None and scale != content.get("scale", "paper"):
             content = _change_scale(content, scale, own_scales)
         for key, text in overrides.items():
@@ -457,8 +456,7 @@ def _read(name_or_path: AnyPath) -> tuple[str, dict[str, Any]]:
     source = str(as_path(name_or_path, "name_or_path"))
     file = Path(source)
     if not source.endswith(".toml"):
-        if source not in recipe_names():
-            raise UnknownNameError("recipe", source, recipe_names())
+        require_name("recipe", source, recipe_names())
         source += ".toml"
         file = _RECIPES / source
     try:

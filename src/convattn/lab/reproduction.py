@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError
+from convattn.errors import ConvAttnError, MissingDependencyError, require_name
 from convattn.files import AnyPath, new_folder, require_new_folder, write_atomically
 from convattn.lab.cifar10 import holds_cifar10
 from convattn.lab.loop import train
@@ -194,8 +194,7 @@ def reproduce(
         targets = list(TARGETS)
     for kind, names, known in (("target", targets, TARGETS), ("scale", [scale], SCALES)):
         for name in names:
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
+            require_name(kind, name, known)
     if data is not None:
         data_changes(data)  # raises unless it is a folder
     require_new_folder(output, "output")

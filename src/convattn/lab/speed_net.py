@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, ShapeError, must_be, require_name
 from convattn.layers import RelativeAttention, RelativeAttention2d
 from convattn.models.classifier import ImageClassifier, require_whole
 
@@ -95,8 +95,7 @@ class SpeedNet(ImageClassifier):
             UnknownNameError: There is no such mixing.
         """
         super().__init__()
-        if mixing not in _MIXINGS:
-            raise UnknownNameError("mixing", mixing, _MIXINGS)
+        require_name("mixing", mixing, _MIXINGS)
         require_whole(num_classes=num_classes, in_channels=in_channels, patch=patch)
         if not isinstance(widths, Sequence) or not widths:
             raise ArgumentError(must_be("widths", "the channels of one stage or more", widths))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convattn.errors import UnknownNameError
+from convattn.errors import require_name
 from convattn.files import AnyPath, sole_use, write_atomically
 from convattn.grid import whole_number
 from convattn.lab.page_templates import fill_template
@@ -86,8 +86,7 @@ def study(  # noqa: PLR0913 - the options of the command
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid)
     labels = [run.label for run in runs]
     reference = labels[0] if baseline is None else baseline
-    if reference not in labels:
-        raise UnknownNameError("baseline", reference, dict.fromkeys(labels))
+    require_name("baseline", reference, dict.fromkeys(labels))
     words = [
         "convattn",
         "study",

@@ -18,7 +18,8 @@ from convattn.encodings import (
     ScoreFunction,
     create_encoding,
 )
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
+from convattn.encodings.registry import require_encoding
+from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a, require_name
 from convattn.functional import (
     CallSizes,
     HeadMaps,
@@ -692,8 +693,8 @@ def arguments_of(layer: Any, *more: str, **plain: Any) -> str:
 
 def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
     """Returns the content terms of a layer; None if its scores do not depend on the input."""
-    if gate is not None and gate not in _GATE_STARTS:
-        raise UnknownNameError("gate", gate, _GATE_STARTS)
+    if gate is not None:
+        require_name("gate", gate, _GATE_STARTS)
     if isinstance(content, Content):
         return content
     if not isinstance(content, bool):
@@ -733,8 +734,8 @@ def _heads_on_taps(
         taps = geometry.taps()
         centres = {arguments[encoding]: taps}
         return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
-    if isinstance(encoding, str) and encoding not in ENCODINGS:
-        raise UnknownNameError("encoding", encoding, ENCODINGS)
+    if isinstance(encoding, str):
+        require_encoding(encoding)
     names = ", ".join(arguments)
     expected = f"given unless the encoding has centres ({names})"
     raise ArgumentError(must_be("num_heads", expected, None))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.encodings import ENCODINGS, Encoding, create_encoding
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, ShapeError, must_be, require_name
 from convattn.grid import PADDING_MODES, axis_lists
 from convattn.layers import (
     Content,
@@ -196,10 +196,8 @@ class AttentionNet(MixingNet):
             UnknownNameError: There is no such encoding, or no such start.
         """
         require_whole(width=width, depth=depth, patch=patch, image_size=image_size)
-        if centres not in _CENTRES:
-            raise UnknownNameError("centres", centres, _CENTRES)
-        if position_start not in _POSITION_STARTS:
-            raise UnknownNameError("position_start", position_start, _POSITION_STARTS)
+        require_name("centres", centres, _CENTRES)
+        require_name("position_start", position_start, _POSITION_STARTS)
         if not isinstance(encoding_options, Mapping | None):
             expected = "arguments by name, as a dict"
             raise ArgumentError(must_be("encoding_options", expected, encoding_options))
@@ -328,8 +326,7 @@ class ConvNet(MixingNet):
             raise ArgumentError(
                 f"kernel_size must be odd, so that the kernel has a middle, but is {kernel_size}"
             )
-        if padding_mode not in PADDING_MODES:
-            raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
+        require_name("padding_mode", padding_mode, PADDING_MODES)
         options: dict[str, Any] = {"padding": kernel_size // 2, "padding_mode": padding_mode}
         super().__init__(
             [nn.Conv2d(width, width, kernel_size, **options) for _ in range(depth)],

@@ -1,6 +1,5 @@
 """Loads everything that this library saves: networks, converted or not, runs, single layers."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from convattn.convert.network_runs import copy_network
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
+from convattn.files import AnyPath
 from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
 from convattn.networks.replaced import put_layers
@@ -38,12 +38,12 @@ _LARGEST = 1 << 14
 
 
 def load_network(
-    source: str | os.PathLike[str],
+    source: AnyPath,
     *,
     model: nn.Module | None = None,
     verify: bool = True,
     revision: str | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: AnyPath | None = None,
     force_download: bool = False,
     local_files_only: bool = False,
     token: str | bool | None = None,
@@ -110,7 +110,7 @@ class LoadedNetwork(NamedTuple):
     colours: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
-def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
+def load_with_source(folder: AnyPath, *, verify: bool = True) -> LoadedNetwork:
     """Loads a network as `load_network` does, with what builds its architecture."""
     return _restore(fetch(network_folder(folder), cache_dir=None), None, verify=verify)
 

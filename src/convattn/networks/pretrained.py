@@ -1,14 +1,13 @@
 """Where saved networks are: trained ones that come with the package, and folders on the Hugging Face Hub."""
 
-import os
 import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from convattn.errors import CheckpointError, UnknownNameError, must_be, optional_module
-from convattn.files import as_path, folder_state
+from convattn.errors import CheckpointError, must_be, optional_module, require_name
+from convattn.files import AnyPath, as_path, folder_state
 from convattn.provenance import RunRecord
 from convattn.record import Record
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
@@ -57,7 +56,7 @@ def pretrained_card(name: str) -> PretrainedCard:
     return PretrainedCard.load(network_folder(f"{_HOME}{name}") / CARD)
 
 
-def network_folder(value: str | os.PathLike[str], argument: str = "folder") -> Path:
+def network_folder(value: AnyPath, argument: str = "folder") -> Path:
     """Returns the folder that a path or the name "convattn:NAME" of a trained network of the package stands for.
 
     Raises ArgumentError, which names the argument, unless the value is a path, and UnknownNameError if the package has
@@ -71,8 +70,7 @@ def network_folder(value: str | os.PathLike[str], argument: str = "folder") -> P
     home, colon, name = str(path).partition(":")
     if home + colon != _HOME:
         return path
-    if name not in pretrained_names():
-        raise UnknownNameError("trained network", name, pretrained_names())
+    require_name("trained network", name, pretrained_names())
     return _folder() / name
 
 
@@ -80,9 +78,7 @@ def _folder() -> Path:
     return Path(str(resources.files("convattn") / "pretrained"))
 
 
-def fetch(
-    source: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None, **options: Any
-) -> Path:
+def fetch(source: AnyPath, *, cache_dir: AnyPath | None, **options: Any) -> Path:
     """Returns the folder of a network, fetched from the Hub where the source is "owner/name" and no folder here.
 
     Arguments and errors are those of `load_network`.

@@ -15,7 +15,7 @@ from convattn.convert.taps import (
     TransposedConvolution,
 )
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
-from convattn.errors import UnknownNameError, UnsupportedModelError
+from convattn.errors import UnsupportedModelError, require_name
 from convattn.layers import Content, NormalisedConv, RelativeAttention
 
 _CLASSES = (
@@ -65,8 +65,7 @@ def rebuild_layer(description: Mapping[str, Any], place: Any = None) -> nn.Modul
     that is not registered UnsupportedModelError. A damaged description raises whatever building from it raises.
     """
     name = description["kind"]
-    if name not in KINDS:
-        raise UnknownNameError("kind of layer", name, KINDS)
+    require_name("kind of layer", name, KINDS)
     kind: Any = KINDS[name]
     if kind is AttendedCalls:
         layers = list(map(rebuild_layer, description["layers"]))

@@ -1,7 +1,6 @@
 """Saving whole networks: weights, what rebuilds the network, the certificate of its conversion and a model card."""
 
 import json
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from convattn.errors import (
     must_be,
     optional_module,
 )
-from convattn.files import new_folder, write_atomically
+from convattn.files import AnyPath, new_folder, write_atomically
 from convattn.layers import FrozenAttention
 from convattn.networks.differences import first_differences
 from convattn.networks.loading import SCHEMA
@@ -39,7 +38,7 @@ AnyCertificate = NetworkCertificate | Certificate
 
 def save_network(
     network: nn.Module,
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     *,
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -136,7 +135,7 @@ def save_network(
 
 
 def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the Hub asks
-    network: nn.Module | str | os.PathLike[str],
+    network: nn.Module | AnyPath,
     repo_id: str,
     *,
     source: str | None = None,

@@ -15,9 +15,9 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
-    UnknownNameError,
     must_be,
     optional_module,
+    require_name,
     shown,
     without_trace,
 )
@@ -58,8 +58,7 @@ def split_source(source: str) -> tuple[str, str]:
     if not (colon and name):
         expected = '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"'
         raise ArgumentError(must_be("source", expected, source))
-    if home not in HOMES:
-        raise UnknownNameError("source", home, HOMES)
+    require_name("source", home, HOMES)
     return home, name
 
 
@@ -91,8 +90,8 @@ def create_network(
     """
     home, name = split_source(source)
     arguments = dict(options or {})
-    if home == "convattn" and name not in NETWORKS:
-        raise UnknownNameError("network", name, NETWORKS)
+    if home == "convattn":
+        require_name("network", name, NETWORKS)
     if home == "convattn" and pretrained:
         raise ArgumentError(f"{source} has no pretrained weights")
     wrong = sorted(arguments.keys() & set(_WEIGHTS))

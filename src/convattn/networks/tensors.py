@@ -1,6 +1,5 @@
 """The tensors of a network: collected for a file, each once, and put back; weights of other programs."""
 
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.files import AnyPath
 from convattn.structure import dtype_name
 from convattn.wording import some
 
@@ -135,7 +135,7 @@ def _is_whole(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return min(strides, default=0) >= 0 and last + 1 == torch.Size(shape).numel()
 
 
-def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
+def load_weights(network: nn.Module, file: AnyPath) -> None:
     """Gives a network the weights in a file: a state dict in safetensors, or as `torch.save` writes it.
 
     In a pickled file it may also be under "state_dict"; it is read by torch's reader of weights alone, which runs no

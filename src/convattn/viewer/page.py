@@ -7,14 +7,14 @@ import re
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-from convattn.files import as_path, write_atomically
+from convattn.files import AnyPath, as_path, write_atomically
 from convattn.viewer.scene import Scene
 
 STYLES = ("page", "explore", "learn")
 """Files of static/css, in the order in which their rules apply."""
 
 
-def write_page(scene: Scene, path: str | os.PathLike[str]) -> Path:
+def write_page(scene: Scene, path: AnyPath) -> Path:
     """Writes the interactive page of a scene: one file, which opens from the disk and asks nothing of any server.
 
     Args:

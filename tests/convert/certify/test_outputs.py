@@ -137,6 +137,8 @@ PLANTED = {
         lambda y: (y, ["cat", "dog"][: len(y)]),
         lambda y: (y, ["dog", "cat"][: len(y)]),
     ),
+    "labels of another dtype": (lambda y: (y, y.argmax(1)), lambda y: (y, y.argmax(1).int())),
+    "a shape": (lambda y: (y, y > 0), lambda y: (y, (y > 0)[:, :1])),
     "text of numpy": (lambda y: (y, np.array(["cat"])), lambda y: (y, np.array(["dog"]))),
     "nothing": (lambda y: (y, None), lambda y: (y, 0)),
     "one part more": (lambda y: (y,), lambda y: (y, "more")),

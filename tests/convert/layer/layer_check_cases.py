@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from convattn.encodings import ENCODINGS, Quadratic, Shift
 from convattn.grid import PADDING_MODES
@@ -15,11 +15,9 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 
-__all__ = ["SCALES", "random_convolution", "random_images", "random_layer", "random_sizes"]
+__all__ = ["SCALES", "random_images", "random_layer", "random_sizes"]
 
 _ATTENTION = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
-_PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 SCALES = {
     torch.float32: [1e-30, 1e-3, 1.0, 1e3, 1e20],
@@ -27,35 +25,6 @@ SCALES = {
     torch.bfloat16: [1e-20, 1e-3, 1.0, 1e3, 1e20],
     torch.float16: [1e-3, 1.0, 30.0],
 }
-
-
-def random_convolution(random: Random) -> nn.Module:
-    """Draws a convolution: plain or transposed, one to three axes, any arguments, weights of three scales."""
-    dims, dtype, groups = random.choice([1, 2, 2, 3]), _dtype(random), random.choice([1, 1, 2, 3])
-    options = {
-        "kernel_size": _per_axis(random, dims, 1, 4 if dims < 3 else 3),
-        "dilation": _per_axis(random, dims, 1, 2),
-    }
-    options |= {
-        "groups": groups,
-        "bias": random.random() < 0.7,
-        "stride": _per_axis(random, dims, 1, 3),
-    }
-    channels = [groups * random.randint(1, 3) for _ in range(2)]
-    if random.random() < 0.3:
-        conv = _TRANSPOSED[dims](*channels, **options, padding=_per_axis(random, dims, 0, 1))
-    else:
-        options |= {
-            "padding": _per_axis(random, dims, 0, 3),
-            "padding_mode": random.choice(PADDING_MODES),
-        }
-        options |= {"padding": "same", "stride": 1} if random.random() < 0.2 else {}
-        conv = _PLAIN[dims](*channels, **options)
-    scale = random.choice([1e-3, 1.0, 1e3]) if dtype != torch.float16 else 1.0
-    with torch.no_grad():
-        for parameter in conv.parameters():
-            parameter.mul_(scale)
-    return conv.to(dtype)
 
 
 def random_layer(random: Random) -> RelativeAttention:

@@ -1,4 +1,4 @@
-"""Every convolution that torch has is attention: outputs and gradients, on every path, within the error budget.
+"""Every convolution that torch has is attention, on every path within the error budget, and is itself when it is back.
 
 The full count: `pytest -m slow tests/convert/layer/test_every_convolution.py`.
 """
@@ -10,15 +10,18 @@ from operator import call
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.testing.convolutions import FEW, convolve, tap_maps
+from tests.testing.convolutions import FEW, assert_convolves, convolve, tap_maps
 from tests.testing.strategies import convolutions_with_images
+from torch import nn
 
 from convattn.budget import Sums, assert_within_budget, roundings
-from convattn.convert import conv_to_attention
+from convattn.convert import attention_to_conv, conv_to_attention
+from convattn.convert.taps import read_taps
 from convattn.encodings import Shift
 
 PATHS = ("reference", "separable", "dense", "shift")
 NAMES = ("output", "gradient of x", "gradient of the values", "gradient of the bias")
+ATTRIBUTES = ("kernel_size", "stride", "padding_mode", "dilation", "groups", "output_padding")
 COUNTS = [
     pytest.param(40, id="40"),
     pytest.param(2000, id="2000", marks=pytest.mark.slow),
@@ -67,6 +70,29 @@ def check(case, convert=conv_to_attention):
             assert_within_budget(actual, hi, los, f"{path}: {name}", sums=few)
 
 
+def check_way_back(case, back=attention_to_conv):
+    conv, x = case
+    layer, _ = conv_to_attention(conv)
+    again, certificate = back(layer)
+    assert certificate.exact
+    assert certificate.passed
+    assert certificate.not_covered == ()
+    taps, expected = read_taps(again), read_taps(conv)
+    assert taps.displacements == expected.displacements
+    assert torch.equal(taps.maps, expected.maps), "weights"
+    assert (taps.bias is None) == (expected.bias is None)
+    assert taps.bias is None or torch.equal(taps.bias, expected.bias), "bias"
+    if type(again) is type(conv):
+        assert torch.equal(again.weight, conv.weight)
+        for name in ATTRIBUTES:
+            assert getattr(again, name) == getattr(conv, name), name
+        assert taps.geometry == expected.geometry
+    else:
+        assert set(conv.stride) == {1}, "only a transposed convolution of stride 1 is a plain one"
+        assert not isinstance(again, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    assert_convolves(again(x), conv, x)
+
+
 def sums_of_results(conv, x, upstream):
     """What the numbers of `convolution_results` are sums of."""
     absolute, counts = copy.deepcopy(conv), copy.deepcopy(conv)
@@ -96,6 +122,7 @@ def test_every_convolution_is_attention(count):
         nonlocal examples
         examples += 1
         check(case)
+        check_way_back(case)
 
     run()
     assert examples >= count
@@ -133,7 +160,27 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_faulty_conversion_is_rejected(fault):
     torch.manual_seed(0)
-    case = torch.nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 5, 7)
+    case = nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 5, 7)
     check(case)
     with pytest.raises(AssertionError, match=r"reference: .*: error"):
         check(case, faulty(fault))
+
+
+def test_a_wrong_way_back_is_rejected():
+    torch.manual_seed(0)
+    case = nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 5, 7)
+    check_way_back(case)
+
+    def soft(layer):
+        layer.encoding = layer.encoding.soften(12.0)
+        return attention_to_conv(layer, kernel_size=3)
+
+    def rounded(layer):
+        conv, certificate = attention_to_conv(layer)
+        conv.weight.data.copy_(conv.weight.half())
+        return conv, certificate
+
+    with pytest.raises(AssertionError, match="exact"):
+        check_way_back(case, soft)
+    with pytest.raises(AssertionError, match="weights"):
+        check_way_back(case, rounded)

@@ -25,15 +25,6 @@ from convattn.errors import (
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.layers.normalised_conv import NormalisedConv
 
-GEOMETRIES = {
-    "none": {},
-    "stride": {"kernel_size": 3, "stride": 2, "padding": 1},
-    "reflect": {"kernel_size": 3, "dilation": 2, "padding": 2, "padding_mode": "reflect"},
-    "cropped": {"padding": [(-1, 0), (0, -2)]},
-    "transposed": {"kernel_size": 3, "input_dilation": 2, "padding": [(1, 2), (1, 1)]},
-    "narrow groups": {"groups": 2, "head_width": 1},
-}
-
 
 def seeded(kind, *arguments, **options):
     torch.manual_seed(0)
@@ -42,23 +33,6 @@ def seeded(kind, *arguments, **options):
 
 def exact(layer, spatial):
     return attention_to_conv(layer, spatial=spatial, borders="exact")
-
-
-@pytest.mark.parametrize(
-    "encoding", ["quadratic", "generalized_quadratic", "distance", "learned_axial"]
-)
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_every_geometry_is_within_rounding_of_the_definition(geometry, encoding):
-    layer = seeded(
-        RelativeAttention2d, 4, 6, num_heads=3, encoding=encoding, **GEOMETRIES[geometry]
-    )
-    conv, certificate = exact(layer, (7, 11))
-    assert certificate.verdict == "exact"
-    assert type(conv) is NormalisedConv
-    layer.impl = "reference"
-    x = torch.randn(2, 4, 7, 11)
-    hi, lows = references(lambda layer, x: layer(x), layer, x)
-    assert_within_budget(conv(x), hi, lows)
 
 
 def layer_is_exact(random):
@@ -90,7 +64,7 @@ def test_random_layers_are_exact(count):
 
 
 def test_a_fault_in_one_border_row_or_a_changed_score_is_found():
-    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4)
     conv, _ = exact(layer, (7, 11))
     x = torch.randn(2, 3, 7, 11)
     hi, lows = references(lambda layer, x: layer(x), layer, x)
@@ -103,7 +77,7 @@ def test_a_fault_in_one_border_row_or_a_changed_score_is_found():
 
 
 def test_images_of_other_sizes():
-    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4)
     conv, _ = exact(layer, (21, 23))
     for size in [(1, 1), (2, 5), (29, 31)]:
         x = torch.randn(2, 3, *size)
@@ -163,7 +137,7 @@ def test_arguments_are_checked():
 
 @pytest.mark.parametrize("narrow", [None, 1])
 def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
-    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", head_width=narrow)
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, head_width=narrow)
     conv, certificate = exact(layer, (7, 11))
     x = torch.randn(2, 3, 7, 11)
     loaded = load_network(save_network(conv, tmp_path / "layer", certificate=certificate))
@@ -185,7 +159,7 @@ def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
 
 @pytest.mark.parametrize("frozen", ["value", "output"])
 def test_each_factor_learns_as_it_did(frozen):
-    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", head_width=2)
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, head_width=2)
     layer.values.get_parameter(frozen).requires_grad_(False)
     conv, _ = exact(layer, (7, 11))
     assert [
@@ -194,16 +168,14 @@ def test_each_factor_learns_as_it_did(frozen):
 
 
 def test_it_does_not_become_attention_again(without_type_checks):
-    conv, _ = exact(seeded(RelativeAttention1d, 2, 3, num_heads=2, encoding="quadratic"), 9)
+    conv, _ = exact(seeded(RelativeAttention1d, 2, 3, num_heads=2), 9)
     message = "NormalisedConv: it is attention already, as correlations; convert the attention that"
     with pytest.raises(UnsupportedModelError, match=message):
         conv_to_attention(conv)
 
 
 def test_gradients_of_every_input():
-    layer = seeded(
-        RelativeAttention1d, 2, 2, num_heads=2, encoding="quadratic", dtype=torch.float64
-    )
+    layer = seeded(RelativeAttention1d, 2, 2, num_heads=2, dtype=torch.float64)
     conv, _ = exact(layer, 5)
     x = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, *conv.parameters()))

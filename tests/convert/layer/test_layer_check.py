@@ -8,12 +8,15 @@ from random import Random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.convert.layer.layer_check_cases import (
-    random_convolution,
+    SCALES,
     random_images,
     random_layer,
     random_sizes,
 )
+from tests.testing.strategies import convolutions_with_images
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
@@ -21,6 +24,7 @@ from convattn.encodings import AxisAdditiveEncoding, Quadratic
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
+SHARPNESS = [None, 0.5, 3.0, 10.0, 60.0]
 COUNTS = [
     pytest.param(60, id="60"),
     pytest.param(2000, id="2000", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
@@ -58,20 +62,6 @@ def real_attention(layer):
     return copied
 
 
-def convolution_keeps_its_promise(random):
-    conv = random_convolution(random)
-    options = {"sharpness": random.choice([None, None, 0.5, 3.0, 10.0, 60.0])}
-    layer, certificate = conv_to_attention(conv, **options)
-    assert certificate.verdict != "failed", certificate
-    checked = 0
-    for layer.impl in ("auto", "separable"):
-        x = random_images(
-            random, conv.in_channels, random_sizes(random, layer.dims), conv.weight.dtype
-        )
-        checked += require_promise(certificate, layer, copy.deepcopy(conv).double(), x)
-    return checked
-
-
 def layer_keeps_its_promise(random):
     layer = random_layer(random)
     options = {
@@ -100,15 +90,34 @@ def layer_keeps_its_promise(random):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize(
-    "keeps_its_promise", [convolution_keeps_its_promise, layer_keeps_its_promise]
-)
-def test_random_layers_keep_their_promises(keeps_its_promise, count):
+def test_random_convolutions_keep_their_promises(count):
+    checked = 0
+
+    @settings(max_examples=count)
+    @given(convolutions_with_images(tuple(SCALES)), st.sampled_from(SHARPNESS), st.integers(0, 4))
+    def run(case, sharpness, number):
+        nonlocal checked
+        conv, x = case
+        scale = SCALES[x.dtype][number % len(SCALES[x.dtype])]
+        layer, certificate = conv_to_attention(conv, sharpness=sharpness)
+        assert certificate.verdict != "failed", certificate
+        for layer.impl in ("auto", "separable"):
+            exact = copy.deepcopy(conv).double()
+            checked += require_promise(certificate, layer, exact, scale * x)
+
+    run()
+    assert checked > count // 2
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("count", COUNTS)
+def test_random_layers_keep_their_promises(count):
     checked = 0
     for seed in range(count // 2):
         torch.manual_seed(seed)
-        checked += keeps_its_promise(Random(seed))
+        checked += layer_keeps_its_promise(Random(seed))
     assert checked > count // 4
 
 

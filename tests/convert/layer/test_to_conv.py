@@ -91,9 +91,7 @@ NOT_OF_ODD_SIZES = {"zeros", "unequal padding", "cropped", "cropped and padded"}
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_soft_heads_keep_output_sizes_and_bounds(name, kernel_size):
     options = GEOMETRIES[name]
-    layer = seeded(
-        RelativeAttention2d, 2, 4, num_heads=3, encoding="quadratic", dtype=torch.float64, **options
-    )
+    layer = seeded(RelativeAttention2d, 2, 4, num_heads=3, dtype=torch.float64, **options)
     with torch.no_grad():
         layer.encoding.centres.mul_(0.3)
     spatial = (9, 12)
@@ -159,7 +157,7 @@ def test_the_kernel_is_the_attention_of_a_middle_query():
 
 def test_more_window_leaves_less_outside(monkeypatch):
     """And so the bound falls. The error on one image may rise, as its parts may have cancelled."""
-    layer = seeded(RelativeAttention2d, 3, 5, num_heads=9, encoding="quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=9)
     monkeypatch.setattr(to_conv, "_MODES", ("zeros",))
     found = [attention_to_conv(layer, kernel_size=k, spatial=16)[1] for k in (1, 5, 9, 13)]
     assert [c.leak for c in found] == sorted((c.leak for c in found), reverse=True)
@@ -234,7 +232,6 @@ def test_a_closed_gate_is_a_convolution():
         3,
         5,
         num_heads=4,
-        encoding="quadratic",
         kernel_size=3,
         padding=1,
         gate="sigmoid",
@@ -251,11 +248,7 @@ def test_a_closed_gate_is_a_convolution():
 
 def test_mode_learning_dtype_and_the_layer_itself_are_kept():
     layer = (
-        seeded(
-            RelativeAttention1d, 2, 3, num_heads=3, encoding="quadratic", bias=False, dropout=0.25
-        )
-        .bfloat16()
-        .eval()
+        seeded(RelativeAttention1d, 2, 3, num_heads=3, bias=False, dropout=0.25).bfloat16().eval()
     )
     layer.values.weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}

@@ -48,7 +48,7 @@ def with_values(layer):
 
 
 def plain(**options):
-    return RelativeAttention2d(2, 2, num_heads=4, encoding="quadratic", **options)
+    return RelativeAttention2d(2, 2, num_heads=4, **options)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def plain(**options):
         ),
         (lambda: plain(content=Content()), ConversionError, "its scores depend on content"),
         (
-            lambda: RelativeAttention2d(2, 2, num_heads=4, encoding="quadratic", gate="sigmoid"),
+            lambda: RelativeAttention2d(2, 2, num_heads=4, gate="sigmoid"),
             ConversionError,
             "its gate is open, and lets content take more attention than rounding does; layer",
         ),

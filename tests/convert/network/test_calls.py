@@ -1,10 +1,9 @@
 """Convolutions in other people's code: what a module computes around a call stays, the call attends."""
 
-import math
-
 import pytest
 import torch
 from tests.convert.network.network_cases import Called, converted, filled, images
+from timm.layers import Conv2dSame, StdConv2d
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
@@ -32,19 +31,6 @@ class StaticSame(nn.Conv2d):
         )
 
 
-class DynamicSame(nn.Conv2d):
-    """Pads by the size of the image."""
-
-    def forward(self, x):
-        pads = []
-        for size, taps, step in zip(x.shape[:1:-1], self.kernel_size, self.stride, strict=True):
-            total = max((math.ceil(size / step) - 1) * step + taps - size, 0)
-            pads += [total // 2, total - total // 2]
-        if any(pads):
-            x = F.pad(x, pads)
-        return F.conv2d(x, self.weight, self.bias, self.stride)
-
-
 class WithNorm(nn.Conv2d):
     """Normalises and activates, and looks at its images, as convolutions of detectors do."""
 
@@ -67,15 +53,6 @@ class Causal(nn.Conv1d):
 
     def forward(self, x):
         return super().forward(F.pad(x, (self.kernel_size[0] - 1, 0)))
-
-
-class Standardised(nn.Conv2d):
-    """Standardises its weight in every call."""
-
-    def forward(self, x):
-        mean = self.weight.mean((1, 2, 3), keepdim=True)
-        weight = (self.weight - mean) / (self.weight.std((1, 2, 3), keepdim=True) + 1e-5)
-        return self._conv_forward(x, weight, self.bias)
 
 
 class Equalised(nn.Module):
@@ -138,10 +115,10 @@ class Decoder(nn.Module):
 
 MODULES = {
     "static padding": (lambda: StaticSame(3, 4, 3, stride=2), (3, 9, 11)),
-    "padding by size": (lambda: DynamicSame(3, 4, 3, stride=2), (3, 9, 12)),
+    "padding by size": (lambda: Conv2dSame(3, 4, 3, stride=2), (3, 9, 12)),
     "norm and activation": (lambda: WithNorm(3, 4, 3, padding=1, bias=False), (3, 7, 9)),
     "causal": (lambda: Causal(3, 4, 5, dilation=1), (3, 17)),
-    "standardised": (lambda: Standardised(3, 4, 3), (3, 7, 9)),
+    "standardised": (lambda: StdConv2d(3, 4, 3), (3, 7, 9)),
     "equalised": (lambda: Equalised(3, 4, 3), (3, 7, 9)),
     "blur": (lambda: Blur(3), (3, 9, 11)),
     "two of its own": (Twice, (3, 7, 9)),

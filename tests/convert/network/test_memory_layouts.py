@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.convert.network.network_cases import Called
+from tests.convert.network.network_cases import Called, convolutions
 from torch import nn
 from torch.nn import functional as F
 
@@ -96,6 +96,7 @@ NETWORKS = {
     "output size": lambda: Called(nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1), told),
     "call": lambda: ENDS(Calling(3, 4, 2)),
     "sequence": lambda: ENDS(nn.Flatten(2), nn.Conv1d(3, 4, 3)),
+    "transposed volume": lambda: ENDS(nn.Unflatten(2, (3, 3)), nn.ConvTranspose3d(3, 4, (2, 3, 1))),
     "volume": lambda: ENDS(nn.Unflatten(2, (3, 3)), nn.Conv3d(3, 4, (3, 1, 3))),
 }
 OPTIONS = {
@@ -139,6 +140,7 @@ def test_every_layer_leaves_the_strides_of_its_convolution(number):
         for name in ("hard", others[number % len(others)]):
             made, certificate = network_to_attention(network, images=x, **OPTIONS[name])
             assert "soft" in name or certificate.verdict == "exact", name
+            assert not convolutions(made)
             optimiser = torch.optim.SGD(made.parameters(), 1e-3)
             for learns in (True, True, False):
                 with torch.set_grad_enabled(learns):

@@ -10,7 +10,6 @@ from tests.convert.network.network_cases import (
     Renamed,
     assert_unchanged,
     converted,
-    convolutions,
     filled,
     fingerprint,
     images,
@@ -21,56 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from convattn import network_to_attention
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
-from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-
-PATHS = ("auto", "separable")
-NETWORKS = {
-    "1d": (
-        nn.Sequential(nn.Conv1d(2, 6, 5, stride=2), nn.ReLU(), nn.Conv1d(6, 4, 3, groups=2)),
-        (2, 23),
-    ),
-    "depthwise": (nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 12, 5, groups=6)), (3, 11, 13)),
-    "reflect": (
-        nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect"), nn.ReLU()),
-        (3, 11, 13),
-    ),
-    "3d": (
-        nn.Sequential(nn.Conv3d(2, 3, (1, 3, 2)), nn.BatchNorm3d(3), nn.Conv3d(3, 5, 1)),
-        (2, 3, 5, 7),
-    ),
-    "transposed 1d": (
-        nn.Sequential(nn.ConvTranspose1d(2, 3, 4, stride=2, padding=1), nn.Conv1d(3, 2, 1)),
-        (2, 11),
-    ),
-    "transposed 2d": (
-        nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2)),
-        (4, 7, 9),
-    ),
-    "transposed 3d": (nn.ConvTranspose3d(2, 3, 2, stride=2), (2, 3, 4, 5)),
-    "same": (
-        nn.Sequential(nn.Conv2d(3, 5, 3, padding="same", dilation=2), nn.Conv2d(5, 2, (1, 7))),
-        (3, 9, 13),
-    ),
-}
-
-
-@pytest.mark.parametrize("impl", PATHS)
-@pytest.mark.parametrize(("network", "shape"), NETWORKS.values(), ids=NETWORKS)
-def test_every_kind_of_convolution(network, shape, impl):
-    network = filled(network)
-    made, certificate = converted(network, images(2, *shape), impl=impl)
-    assert not convolutions(made)
-    assert len(certificate.layers) == len(convolutions(network))
-    assert certificate.exact
-    assert {layer.path for layer in certificate.layers} == {
-        "shift" if impl == "auto" else "separable"
-    }
-    kinds = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
-    assert all(
-        isinstance(module, kinds[len(shape) - 1])
-        for module in made.modules()
-        if hasattr(module, "encoding")
-    )
+from convattn.layers import RelativeAttention2d
 
 
 def test_a_module_in_several_places_stays_one_and_tied_weights_stay_tied():

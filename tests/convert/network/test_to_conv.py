@@ -156,8 +156,8 @@ def test_layers_are_chosen_by_name():
 def test_what_cannot_be_converted_stays_and_says_why():
     torch.manual_seed(0)
     model = nn.Sequential(
-        RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", content=True),
-        RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", gate="sigmoid"),
+        RelativeAttention2d(3, 3, num_heads=4, content=True),
+        RelativeAttention2d(3, 3, num_heads=4, gate="sigmoid"),
         hooked(hard(nn.Conv2d(3, 3, 1))),
         hard(nn.Conv2d(3, 3, 1)),
     ).eval()
@@ -227,17 +227,12 @@ def test_hostile_arguments_are_refused(options, message):
             r"cannot convert Linear: no layer could be converted \(it has no RelativeAttention layers; other",
         ),
         (
-            nn.Sequential(
-                RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", content=True)
-            ),
+            nn.Sequential(RelativeAttention2d(3, 3, num_heads=4, content=True)),
             r"no layer could be converted \(0 \(RelativeAttention2d\): .*depend on content",
         ),
         (  # each reason once
             nn.Sequential(
-                *(
-                    RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", content=True)
-                    for _ in range(2)
-                )
+                *(RelativeAttention2d(3, 3, num_heads=4, content=True) for _ in range(2))
             ),
             r"no layer could be converted \(0, 1 \(RelativeAttention2d\): [^;]*depend on content[^;]*\)$",
         ),
