@@ -23,21 +23,21 @@ BUDGETS = {
     "encodings": 8_300,
     "functional": 29_500,
     "layers": 7_000,
-    "convert": 34_100,
+    "convert": 33_500,
     "models": 3_000,
     "networks": 11_500,
     "heads": 39_400,
-    "viewer": 11_000,
-    "cli": 7_300,
-    "testing": 2_000,
-    "lab": 31_700,
+    "viewer": 10_500,
+    "cli": 7_200,
+    "testing": 1_900,
+    "lab": 30_700,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
 OUTSIDE = {("tests",): 345_500, ("benchmarks", "evidence", "scripts"): 86_500}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 195_000
+TOTAL = 194_500
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""
