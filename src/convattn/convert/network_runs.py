@@ -460,17 +460,19 @@ class Inputs:
         self.weights[name] = dict(layer.named_parameters())
 
 
-def watched_modules(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the modules that take hooks, by name: not scripted ones, nor encodings and what attention layers read."""
+def watched_modules(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Lists the modules that take hooks, by name: not scripted ones, nor encodings and what attention layers read."""
     inner = set[nn.Module]()
     for module in network.modules():
         if isinstance(module, RelativeAttention):
             inner.update(part for part in module.modules() if part is not module)
         elif isinstance(module, Encoding):
             inner.update(module.modules())
+    watched = []
     for name, module in network.named_modules():
         if module not in inner and not isinstance(module, torch.jit.ScriptModule):
-            yield name, module
+            watched.append((name, module))
+    return watched
 
 
 def layer_outputs(

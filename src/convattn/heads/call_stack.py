@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from convattn.convert.network_runs import watched_modules
 from convattn.errors import ShapeError
-from convattn.heads.catalogue import convolves
 from convattn.heads.families.attention_class import CallContext
 from convattn.heads.layout import times
+from convattn.layers import RelativeAttention2d
+
+_GIVING_IMAGES = (nn.Conv2d, RelativeAttention2d)
 
 
 class _Thread(local):
@@ -96,7 +98,7 @@ class CallStack:
         """
         hooks = ExitStack()
         for name, module in watched_modules(network):
-            if convolves(module):
+            if isinstance(module, _GIVING_IMAGES):
                 note = partial(self._note, name)
                 hooks.enter_context(module.register_forward_hook(note))
             if names is None or name in names:

@@ -137,12 +137,6 @@ def is_own(module: nn.Module) -> bool:
     return type(module) in ATTENTION_LAYERS
 
 
-def convolves(module: nn.Module) -> bool:
-    """Tells whether a module gives out images, as a convolution of planes does, or a layer of this library."""
-    own = is_own(module) and module.dims == 2
-    return isinstance(module, nn.Conv2d) or bool(own)
-
-
 def read_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     known = attention_class(attention)
