@@ -194,6 +194,8 @@ def test_a_checkpoint_that_computes_a_layer_outside_its_network_is_refused():
     loss = made(x).square().sum()
     with pytest.raises(UnsupportedModelError, match=r"blocks.0.attn: .* and no checkpoint"):
         loss.backward()
+    with pytest.raises(UnsupportedModelError, match=r"must be called as `layer\(…\)`"):
+        made.blocks[0].attn.forward(torch.zeros(1, 36, 18))
 
 
 def divided(weights):

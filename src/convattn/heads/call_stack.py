@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.network_runs import watched_modules
-from convattn.errors import ShapeError
+from convattn.errors import ShapeError, UnsupportedModelError
 from convattn.heads.families.attention_class import CallContext
 from convattn.heads.layout import times
 from convattn.layers import RelativeAttention2d
@@ -56,7 +56,15 @@ class CallStack:
         return self._thread.running
 
     def attending(self, shape: tuple[int, ...]) -> CallContext:
-        """Describes the innermost call, of which the weights have a shape, with the modules around it."""
+        """Describes the innermost call, of which the weights have a shape, with the modules around it.
+
+        UnsupportedModelError is raised if none is known.
+        """
+        if not self._thread.running:
+            raise UnsupportedModelError(
+                "a layer with replaced heads must be called as `layer(…)`: `forward` passes over the hooks that tell"
+                " where it runs"
+            )
         *around, call = self._thread.running
         features = dict(self._thread.outputs.values())
         return replace(call, parents=tuple(reversed(around)), shape=shape, features=features)
