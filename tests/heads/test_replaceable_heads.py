@@ -250,6 +250,8 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
     made, _ = replace_heads(network, report, heads=[("blocks.0.attn", 0)])
     with pytest.raises(ArgumentError, match="attn_mask must be None or False, but is"):
         made.blocks[0].attn(torch.zeros(1, 36, 18), attn_mask=torch.zeros(1, 1, 36, 36))
+    with pytest.raises(ArgumentError, match=r"^options must be among .* but is 'rope'"):
+        made.blocks[0].attn(torch.zeros(1, 36, 18), rope=torch.zeros(36, 6))
     network = transformers_vit()
     told = report_of(network, attention_maps(network, images((28, 28))), (7, 7))
     made, _ = replace_heads(network, told, heads=[(told.layers[0].name, 0)])

@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.heads.layout import Layout, global_layout, times
 
 
@@ -174,8 +174,12 @@ class TokenLayer(nn.Module):
     ) -> Any:
         """Attends; transformers gets None beside it, in place of attention weights.
 
-        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
+        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError; so does an option
+        that is not known, but for those that transformers passes on from layer to layer.
         """
+        for name in options:
+            if self.config is None and name not in _REFUSED:
+                raise ArgumentError(must_be("options", f"among {_REFUSED}", name))
         options["mask"] = mask
         if not options.get("output_attentions"):
             options["output_attentions"] = getattr(self.config, "output_attentions", False)
