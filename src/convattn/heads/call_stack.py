@@ -99,17 +99,14 @@ class CallStack:
             )
         return fitting[0] if fitting else None
 
-    def follow(self, network: nn.Module, names: Collection[str] | None = None) -> ExitStack:
-        """Notes calls, and the sizes of convolutions, until what is returned is closed.
-
-        Calls are those of all modules, or of some by their names.
-        """
+    def follow(self, network: nn.Module, names: Collection[str]) -> ExitStack:
+        """Notes calls of modules by their names, and sizes of convolutions, until what is returned is closed."""
         hooks = ExitStack()
         for name, module in watched_modules(network):
             if isinstance(module, _GIVING_IMAGES):
                 note = partial(self._note, name)
                 hooks.enter_context(module.register_forward_hook(note))
-            if names is None or name in names:
+            if name in names:
                 enter = partial(self._enter, name)
                 before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
                 hooks.enter_context(before)

@@ -123,9 +123,8 @@ def register_attention(
     return registration
 
 
-def attention_class(module: nn.Module) -> AttentionClass | None:
-    """Returns what is known of a module's class; None if it is not in the catalogue."""
-    kind = type(module)
+def attention_class(kind: type[nn.Module]) -> AttentionClass | None:
+    """Returns what is known of a class; None if it is not in the catalogue."""
     for cls, known in reversed(_registered):
         if cls is kind:
             return known
@@ -139,7 +138,7 @@ def is_own(module: nn.Module) -> bool:
 
 def read_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
-    known = attention_class(attention)
+    known = attention_class(type(attention))
     if known is None or known.matrices is None:
         reason = None if known is None else known.refused
         raise UnsupportedModelError(reason or "where its matrices are is not known")
@@ -190,8 +189,9 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
     """Lists the attention layers that the catalogue knows, none of them twice; perhaps none."""
     layers: list[AttentionModule] = []
     inside: set[nn.Module] = set()
+    classes = {kind: attention_class(kind) for kind in set(map(type, model.modules()))}
     for name, module in model.named_modules():
-        known = attention_class(module)
+        known = classes[type(module)]
         if is_own(module):
             known = AttentionClass("sequence" if module.dims == 1 else "global")
         if known is None or module in inside:

@@ -177,7 +177,7 @@ class FixedAttention(nn.Module):
 
     def _changed(self, product: Product) -> Float[Tensor, "*lead queries width"]:
         """Returns a product with the outputs of the fixed heads in it."""
-        known = attention_class(self.attention)
+        known = attention_class(type(self.attention))
         if known is None or known.layout is None:
             raise UnsupportedModelError(
                 f"{self._name}: its class must stay registered while its heads are replaced"

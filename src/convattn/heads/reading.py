@@ -29,6 +29,7 @@ from convattn.heads.catalogue import (
     is_own,
     layers_to_read,
     register_attention,
+    survey,
 )
 from convattn.heads.families.attention_class import (
     CallContext,
@@ -176,6 +177,9 @@ class Watcher:
         self.model = model
         self._devices = devices_of(model)
         self._layers = layers_to_read(model, layers, without)
+        # Attention is theirs, or that of a class that is not known, which is named by what holds it
+        self._followed = {"", *(layer.name for layer in survey(model))}
+        self._followed.update(name for name, part in model.named_modules() if [*part.children()])
         self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
         self._paused = False  # While a layer is read, which may run modules again
@@ -197,7 +201,7 @@ class Watcher:
         with as_it_was(self.model), ExitStack() as watching:
             for layer in self._layers:
                 watching.enter_context(layer.register_forward_hook(self._attended))
-            watching.enter_context(self._calls.follow(self.model))
+            watching.enter_context(self._calls.follow(self.model, self._followed))
             watching.enter_context(self._operations)
             try:
                 self.model(*arguments.positional, **arguments.named)
@@ -244,11 +248,10 @@ class Watcher:
                 proof = product.proof(weights, first) if self._prove else UNPROVED
                 self._products[call].append((product, weights, proof))
                 return
-            if attention_class(call.module) is not None:
+            if attention_class(type(call.module)) is not None:
                 return
         if self._strict:
-            with_parts = (call for call in running if list(call.module.children()))
-            call = next(with_parts, running[0])
+            call = running[0]
             sizes = " × ".join(map(str, product.shape))
             cls = type(call.module)
             self._raised = UnsupportedModelError(
@@ -276,7 +279,7 @@ class Watcher:
                 f"{count} of weights and values was seen in it, where there must be one"
             )
         product, weights, proof = products[0]
-        known = attention_class(call.module)
+        known = attention_class(type(call.module))
         assert known is not None
         assert known.layout is not None
         try:

@@ -125,7 +125,7 @@ def require_known(module: nn.Module) -> None:
         raise UnsupportedModelError(
             "heads of this library's layers are not replaced; attention_to_conv converts those without content"
         )
-    known = attention_class(module)
+    known = attention_class(type(module))
     if known is None or known.layout is None:
         raise UnsupportedModelError(
             "its class is not known; register_attention says where its tokens lie"

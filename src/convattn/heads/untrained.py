@@ -82,15 +82,18 @@ def _draw(network: nn.Module) -> None:
             start = _STARTS.get(f"{full_name(type(part))}.{name}")
             if start is not None:
                 parameter.normal_(*start)
+    kinds = set(map(type, inner_first))
+    of_transformers = {kind for kind in kinds if _TRANSFORMERS in map(full_name, kind.__mro__)}
     drawn: set[nn.Module] = set()
     for part in inner_first:
-        of_transformers = _TRANSFORMERS in map(full_name, type(part).__mro__)
         for rule in _rules(part, ("_init_weights",), part):
             inside = [one for one in part.modules() if one not in drawn]
             for one in reversed(inside):
                 rule(one)
             drawn.update(inside)
-        if not of_transformers:  # whose own method changes functions of torch while it runs
+        if (
+            type(part) not in of_transformers
+        ):  # whose own method changes functions of torch while it runs
             for rule in _rules(part, ("_init_weights", "init_weights")):
                 rule()
     for part in inner_first:
