@@ -79,7 +79,7 @@ class _Product(torch.autograd.Function):
                     ):  # a call takes half the time (128 channels, 14 x 14)
                         total.addcmul_(matrix, of_head)
                     else:
-                        total.baddbmm_(matrix, of_head)
+                        torch.baddbmm(total, matrix, of_head, out=total)
             part.copy_(total.view(part.shape))
         return y
 
@@ -112,7 +112,7 @@ class _Product(torch.autograd.Function):
                 if by_maps is not None:
                     into = of_groups(by_maps, ctx.groups)[tile.heads]
                     for by_matrix, of_head in zip(into, mixed, strict=True):
-                        by_matrix.baddbmm_(upstream, of_head.mT)
+                        torch.baddbmm(by_matrix, upstream, of_head.mT, out=by_matrix)
                 if needs_pixels or any(needs_weights):
                     for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
                         torch.bmm(matrix.mT, upstream, out=of_head)
@@ -375,16 +375,14 @@ class _Means:
     def _multiply(self, out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
         """Writes products of matrices, or adds them."""
         # Into memory with gaps they go one by one, and threads would wait for each other after each.
-        if not out.is_contiguous() and torch.get_num_threads() > 1:
-            products = self._products(left, right)
-            if add:
-                out += products
-            else:
-                out.copy_(products)
-        elif add:
-            out.baddbmm_(left, right)
-        else:
+        if not add and (out.is_contiguous() or torch.get_num_threads() == 1):
             torch.bmm(left, right, out=out)
+            return
+        products = self._products(left, right)
+        if add:
+            out += products
+        else:
+            out.copy_(products)
 
     def _products(self, left: Tensor, right: Tensor) -> Tensor:
         """Multiplies matrices, in memory that is used again."""
