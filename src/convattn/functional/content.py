@@ -348,8 +348,8 @@ class ContentPath(Path):
         flops = sizes.content_flops(content, width, features, values_first=self.values_first)
         if self.position is not None:
             position = self.position.cost()
-            flops = flops + position.flops
-            memory = memory + position.bytes
+            flops += position.flops
+            memory += position.bytes
         return Cost(flops, memory)
 
     @property

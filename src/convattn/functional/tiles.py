@@ -64,8 +64,9 @@ class _Product(torch.autograd.Function):
         ctx.groups = groups
         means = _Means(weights, pixels, groups)
         matrices = of_groups(maps, groups)
-        queries = [weight.shape[1] for weight in weights]
-        y = pixels.new_empty(pixels.shape[1], maps.shape[1], *queries)
+        y = pixels.new_empty(
+            pixels.shape[1], maps.shape[1], *[len(weight[0]) for weight in weights]
+        )
         outputs = _by_channel(y, groups)
         for images, rows, tiles in means.blocks():
             part = outputs[:, :, rows, images]
@@ -375,14 +376,16 @@ class _Means:
     def _multiply(self, out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
         """Writes products of matrices, or adds them."""
         # Into memory with gaps they go one by one, and threads would wait for each other after each.
-        if not add and (out.is_contiguous() or torch.get_num_threads() == 1):
-            torch.bmm(left, right, out=out)
-            return
-        products = self._products(left, right)
-        if add:
-            out += products
+        if not out.is_contiguous() and torch.get_num_threads() > 1:
+            products = self._products(left, right)
+            if add:
+                out += products
+            else:
+                out.copy_(products)
+        elif add:
+            torch.baddbmm(out, left, right, out=out)
         else:
-            out.copy_(products)
+            torch.bmm(left, right, out=out)
 
     def _products(self, left: Tensor, right: Tensor) -> Tensor:
         """Multiplies matrices, in memory that is used again."""
