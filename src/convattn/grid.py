@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from convattn.errors import ArgumentError, ShapeError, must_be, require_name
+from convattn.errors import ArgumentError, ShapeError, must_be, require, require_name
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
@@ -92,9 +92,8 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
     if isinstance(value, Integral):
         values = (value,) * dims
     is_right = isinstance(values, Sequence) and len(values) == dims
-    if not is_right or not all(is_whole(number) and number >= least for number in values):
-        expectation = f"an integer of at least {least}, or {dims} of them"
-        raise ArgumentError(must_be(name, expectation, value))
+    is_right = is_right and all(is_whole(number) and number >= least for number in values)
+    require(is_right, name, f"an integer of at least {least}, or {dims} of them", value)
     return tuple(map(int, values))
 
 
@@ -144,8 +143,8 @@ class Geometry:
         steps = axis_lists("stride", stride, dims, least=1)
         spread = axis_lists("dilation", dilation, dims, least=1)
         require_name("padding_mode", padding_mode, PADDING_MODES)
-        if padding == "same" and set(steps) != {1}:
-            raise ArgumentError(must_be("stride", 'all 1 with padding="same"', stride))
+        if padding == "same":
+            require(set(steps) == {1}, "stride", 'all 1 with padding="same"', stride)
         pairs = tuple(_padding_pairs(padding, dims, kernel, spread))
         gaps = axis_lists("input_dilation", input_dilation, dims, least=1)
         return cls(kernel, steps, pairs, padding_mode, spread, gaps)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 from convattn.record import Record
 from convattn.wording import ITSELF, counted, first_few, some
 
@@ -36,8 +36,7 @@ def require_share(argument: str, share: float | None) -> None:
     if share is None:
         return
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
-    if not is_number or not 0 < share < 1:
-        raise ArgumentError(must_be(argument, "a share in (0, 1), or None", share))
+    require(is_number and 0 < share < 1, argument, "a share in (0, 1), or None", share)
 
 
 @dataclass(frozen=True)

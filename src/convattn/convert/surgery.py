@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.errors import ArgumentError, must_be, must_be_a, require
 from convattn.structure import is_own_hook, replaced_methods
 
 _CALLS = (
@@ -47,8 +47,8 @@ def patterns(
         return None
     several = (value,) if isinstance(value, str) else value
     are_texts = isinstance(several, Sequence) and all(isinstance(item, str) for item in several)
-    if not are_texts or not several:
-        raise ArgumentError(must_be(argument, "a name pattern or a sequence of them", value))
+    expectation = "a name pattern or a sequence of them"
+    require(are_texts and several, argument, expectation, value)
     for pattern in several:
         if names and not matches(names, (pattern,)):
             example = get_close_matches(pattern, names, n=1, cutoff=0.0)[0] or "*"

@@ -47,6 +47,7 @@ from convattn.errors import (
     UnsupportedModelError,
     lacks_memory,
     must_be,
+    require,
     require_name,
 )
 from convattn.grid import Geometry, PerAxis, Window, axis_lists
@@ -160,17 +161,16 @@ def attention_to_conv(
 def _require_small(taps: tuple[int, ...], layer: RelativeAttention) -> None:
     """Raises if a kernel of this size has too many numbers."""
     numbers = math.prod(taps) * layer.in_channels * layer.out_channels
-    if numbers > _MOST_NUMBERS:
-        expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
-        raise ArgumentError(must_be("kernel_size", expectation, taps))
+    expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
+    require(numbers <= _MOST_NUMBERS, "kernel_size", expectation, taps)
 
 
 def require_options(kernel_size: PerAxis | None, mass: float | None, borders: str) -> None:
     """Raises unless options are known and in range, and `borders` leaves the window to choose."""
     require_share("mass", mass)
     require_name("borders", borders, _BORDERS)
-    if borders != "plain" and kernel_size is not None:
-        raise ArgumentError(must_be("borders", '"plain" with a kernel_size', borders))
+    if kernel_size is not None:
+        require(borders == "plain", "borders", '"plain" with a kernel_size', borders)
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:
@@ -314,10 +314,9 @@ def choose_kernel(
         return KernelChoice(kernel, window, mode, errors, hard.leak, hard.any_size)
     attention = AttentionMap.of(layer, axes)
     window = find_window(attention, geometry, taps, mass)
-    if window is None and taps is not None:
-        size = "the layer's output size (odd instead of even, or even instead of odd)"
-        expectation = f"one with which a torch convolution gives {size}"
-        raise ArgumentError(must_be("kernel_size", expectation, taps))
+    size = "the layer's output size (odd instead of even, or even instead of odd)"
+    expectation = f"one with which a torch convolution gives {size}"
+    require(window or taps is None, "kernel_size", expectation, taps)
     if window is None:
         raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
     mode = _paddable_mode(window, geometry, mode, sizes)

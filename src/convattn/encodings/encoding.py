@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be
+from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be, require
 from convattn.grid import Axis, whole_number
 from convattn.structure import is_own_hook
 
@@ -65,16 +65,14 @@ def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
         raise ArgumentError(must_be(name, expected, value)) from None
     if numbers.shape not in (shape[1:], shape):
         raise ShapeError(must_be(name, expected, tuple(numbers.shape)))
-    if not torch.isfinite(numbers).all():
-        raise ArgumentError(must_be(name, "finite", numbers.tolist()))
+    require(torch.isfinite(numbers).all(), name, "finite", numbers.tolist())
     return numbers.expand(shape)
 
 
 def require_positive(name: str, numbers: Tensor, value: Any) -> None:
     """Raises ArgumentError unless numbers are positive and finite as they will be read, in the parameter's dtype."""
-    if not (numbers.isfinite() & (numbers > 0)).all():
-        expected = f"a positive finite number in {numbers.dtype}"
-        raise ArgumentError(must_be(name, expected, value))
+    positive = numbers.isfinite() & (numbers > 0)
+    require(positive.all(), name, f"a positive finite number in {numbers.dtype}", value)
 
 
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
@@ -330,9 +328,8 @@ class Encoding(nn.Module, ABC):
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def _require_features(self) -> None:
-        if not self.feature_width:
-            expected = "one with features shared by all heads, for content–position scores"
-            raise ArgumentError(must_be("encoding", expected, type(self).__name__))
+        expected = "one with features shared by all heads, for content–position scores"
+        require(self.feature_width, "encoding", expected, type(self).__name__)
 
     def _require_points(self, displacement: Tensor) -> None:
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:

@@ -14,7 +14,7 @@ from convattn.encodings.quadratic import (
     as_displacements,
     kernel_taps,
 )
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require
 
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
@@ -69,8 +69,8 @@ class Shift(QuadraticFeatures):
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
         numbers = read_numbers("displacements", displacements, (self.num_heads, self.dims))
-        if (numbers != numbers.round()).any():
-            raise ArgumentError(must_be("displacements", "integers", displacements))
+        is_whole = numbers == numbers.round()
+        require(is_whole.all(), "displacements", "integers", displacements)
         self.fixed_displacements = as_displacements(numbers)
 
     @property

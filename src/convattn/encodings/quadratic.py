@@ -16,7 +16,7 @@ from convattn.encodings.encoding import (
     require_positive,
     write_parameter,
 )
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require
 
 _FARTHEST = 1 << 20
 """Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
@@ -86,8 +86,7 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
         >>> round(off_centre_mass(5.0, dims=2), 4)
         0.0271
     """
-    if not sharpness > 0:
-        raise ArgumentError(must_be("sharpness", "above 0", sharpness))
+    require(sharpness > 0, "sharpness", "above 0", sharpness)
     if sharpness >= math.pi:
         return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
     # Jacobi's identity: the sum over the dual lattice converges where this one is slow

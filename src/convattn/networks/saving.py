@@ -17,6 +17,7 @@ from convattn.errors import (
     UnsupportedModelError,
     must_be,
     optional_module,
+    require,
 )
 from convattn.files import AnyPath, new_folder, write_atomically
 from convattn.layers import FrozenAttention
@@ -87,14 +88,13 @@ def save_network(
         'RelativeAttention1d'
     """
     require_network("network", network)
-    if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
-        raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
-    if source is None and options:
-        expected = "None without a source, whose builder takes them"
-        raise ArgumentError(must_be("options", expected, options))
+    is_source = isinstance(source, str | None) and not str(source).startswith("hf:")
+    require(is_source, "source", '"timm:NAME" or "torchvision:NAME"', source)
+    expected = "None without a source, whose builder takes them"
+    require(source or not options, "options", expected, options)
     replace = may_replace(folder, overwrite=overwrite)
-    if certificate is not None and not isinstance(certificate, AnyCertificate):
-        raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
+    is_certificate = isinstance(certificate, AnyCertificate | None)
+    require(is_certificate, "certificate", "what the conversion returned", certificate)
     builder, arguments = own_source(network) or (None, {})
     if source is not None:
         builder, arguments = source, _json_options(options)

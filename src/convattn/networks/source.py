@@ -15,8 +15,8 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
-    must_be,
     optional_module,
+    require,
     require_name,
     shown,
     without_trace,
@@ -55,9 +55,8 @@ def split_source(source: str) -> tuple[str, str]:
     Raises ArgumentError if it has another form, and UnknownNameError if the home is unknown.
     """
     home, colon, name = source.partition(":")
-    if not (colon and name):
-        expected = '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"'
-        raise ArgumentError(must_be("source", expected, source))
+    expected = '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"'
+    require(colon and name, "source", expected, source)
     require_name("source", home, HOMES)
     return home, name
 
