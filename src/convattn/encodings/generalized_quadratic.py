@@ -76,11 +76,6 @@ class GeneralizedQuadratic(Encoding):
         """S."""
         return self.shape
 
-    @property
-    def feature_width(self) -> int:
-        """Number of monomials of degree one and two."""
-        return self.dims * (self.dims + 1) // 2 + self.dims
-
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
         ones = [1] * (displacement.ndim - 1)

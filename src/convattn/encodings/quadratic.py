@@ -103,14 +103,9 @@ def _gaussian_tail(sharpness: float) -> float:
 class QuadraticFeatures(AxisAdditiveEncoding):
     """An encoding whose score −α‖δ − Δ‖² is linear in r_δ = (‖δ‖², δ₁, …, δ_n)."""
 
-    @property
-    def feature_width(self) -> int:
-        """D_p = n + 1."""
-        return self.dims + 1
-
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
-        features = displacement.new_zeros(*displacement.shape, self.feature_width)
+        features = displacement.new_zeros(*displacement.shape, self.dims + 1)
         features[..., 0] = displacement**2
         features[..., 1 + axis] = displacement
         return features

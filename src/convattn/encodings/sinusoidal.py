@@ -48,11 +48,6 @@ class Sinusoidal(AxisAdditiveEncoding):
         vectors = torch.randn(dims, num_heads, 2 * self.frequencies)
         self.head_vectors = nn.Parameter(0.02 * vectors)
 
-    @property
-    def feature_width(self) -> int:
-        """Sines and cosines of all axes."""
-        return self.dims * 2 * self.frequencies
-
     def options(self) -> dict[str, Any]:
         """Returns frequencies and max_period."""
         return {"frequencies": self.frequencies, "max_period": self.max_period}
