@@ -165,24 +165,18 @@ class Certificate(ConversionRecord):
             f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
             f"  precision       {self.precision}",
             f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
-            *self._lines_on_heads(),
         ]
+        if self.sharpness is not None:
+            mass = "mass off the tap" if self.to_attention else "mass outside the window"
+            sharpness = f"{self.sharpness:.6g} per pixel²"
+            lines.append(f"  sharpness       {sharpness}; {mass} at most {self.leak:.3g}")
+        elif self.to_attention:
+            lines.append("  heads           hard: all attention of each at one displacement")
         if self.verdict == "different":
             lines += _remedies([self])
         lines += [f"  note            {note}" for note in self.notes]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
-
-    def _lines_on_heads(self) -> list[str]:
-        lines = []
-        if self.sharpness is not None:
-            mass = "mass off the tap" if self.to_attention else "mass outside the window"
-            lines.append(
-                f"  sharpness       {self.sharpness:.6g} per pixel²; {mass} at most {self.leak:.3g}"
-            )
-        elif self.to_attention:
-            lines.append("  heads           hard: all attention of each at one displacement")
-        return lines
 
     def line(self) -> str:
         """Returns the layer of a network in one line of plain text."""

@@ -80,19 +80,15 @@ def find_hard_heads(
     """
     heads = fixed_heads(layer)
     if heads is None or not heads.seen(axes):
-        heads = _heads_at_one_size(layer, axes)
-    if heads is None or not heads.are_padded_by(layer.geometry, mode):
-        return None
-    return heads
-
-
-def _heads_at_one_size(layer: RelativeAttention, axes: tuple[Axis, ...]) -> HardHeads | None:
-    if not isinstance(layer.encoding, AxisAdditiveEncoding):
-        return None
-    with torch.no_grad():
-        tables, _ = score_tables(layer, axes)
-    shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
-    return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
+        if not isinstance(layer.encoding, AxisAdditiveEncoding):
+            return None
+        with torch.no_grad():
+            tables, _ = score_tables(layer, axes)
+        shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
+        if shifts is None:
+            return None
+        heads = HardHeads(shifts.offsets, shifts.leak, any_size=False)
+    return heads if heads.are_padded_by(layer.geometry, mode) else None
 
 
 def fixed_heads(layer: RelativeAttention) -> HardHeads | None:

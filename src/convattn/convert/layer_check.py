@@ -83,25 +83,6 @@ def rounding_bound(
     return RoundingBound(weights * lost + source * lost_by_source, at_zero)
 
 
-def kernel_rounding(
-    dtype: torch.dtype,
-    bias: Tensor | None,
-    kernel: Float[Tensor, "outputs channels *taps"],
-    rows: Float[Tensor, "heads outputs"],
-) -> RoundingBound:
-    """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
-    heads = len(rows)
-    channels = kernel.shape[1]
-    return rounding_bound(
-        dtype,
-        bias,
-        weights=kernel.abs().flatten(1).sum(1).max().item(),
-        source=rows.sum(0).max().item(),
-        terms=kernel[0].numel() + STEPS + heads * channels,
-        writes=kernel[0, 0].numel() + STEPS,
-    )
-
-
 def attention_leak(layer: RelativeAttention) -> float:
     """Bounds the share of attention that a head gives to pixels off its tap."""
     alpha = lowest_sharpness(layer)

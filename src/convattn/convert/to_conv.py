@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,12 @@ from convattn.convert.hard_heads import (
     unit_steps,
 )
 from convattn.convert.layer_check import (
+    STEPS,
     Promise,
     certify_layer,
     draw_images,
-    kernel_rounding,
     largest,
+    rounding_bound,
     smallest_image,
     softmax_copy,
 )
@@ -125,7 +127,9 @@ def attention_to_conv(
     taps = None
     if kernel_size is not None:
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
-        _require_small(taps, layer)
+        numbers = math.prod(taps) * layer.in_channels * layer.out_channels
+        expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
+        require(numbers <= _MOST_NUMBERS, "kernel_size", expectation, taps)
     require_options(kernel_size, mass, borders)
     eps = torch.finfo(layer.like.dtype).eps
     mass = mass or eps
@@ -156,13 +160,6 @@ def attention_to_conv(
             f"cannot convert {type(layer).__name__}: there is not enough memory to compare it with the convolution that"
             " holds its attention; give a kernel_size, a larger mass or a smaller spatial size"
         ) from error
-
-
-def _require_small(taps: tuple[int, ...], layer: RelativeAttention) -> None:
-    """Raises if a kernel of this size has too many numbers."""
-    numbers = math.prod(taps) * layer.in_channels * layer.out_channels
-    expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
-    require(numbers <= _MOST_NUMBERS, "kernel_size", expectation, taps)
 
 
 def require_options(kernel_size: PerAxis | None, mass: float | None, borders: str) -> None:
@@ -385,13 +382,21 @@ def promise_kernel(
     dtype = conv.weight.dtype
     errors = choice.errors + 2 * content_share
     rounded = (kernel - kernel.to(dtype).double()).abs().flatten(1).sum(1)
+    rounding = partial(
+        rounding_bound,
+        bias=conv.bias,
+        weights=kernel.abs().flatten(1).sum(1).max().item(),
+        source=rows.sum(0).max().item(),
+        terms=kernel[0].numel() + STEPS + len(rows) * kernel.shape[1],
+        writes=kernel[0, 0].numel() + STEPS,
+    )
     return Promise(
         conv=conv,
         layer=layer,
         exact=errors.max().item() <= torch.finfo(dtype).eps,
         leak=choice.leak + content_share,
         per_unit=(errors.mT @ rows).amax(0),
-        rounding=lambda dtype: kernel_rounding(dtype, conv.bias, kernel, rows),
+        rounding=rounding,
         any_size=choice.any_size,
         stored=lambda x: rounded * largest(x),
         in_other_orders=lambda x: [summed_otherwise(conv, x)],

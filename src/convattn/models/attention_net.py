@@ -9,7 +9,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import ENCODINGS, Encoding, create_encoding
+from convattn.encodings import ENCODINGS, create_encoding
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
 from convattn.errors import ShapeError, require, require_name
@@ -225,10 +225,17 @@ class AttentionNet(MixingNet):
             )
         if gated:
             layer_options["gate"] = "sigmoid"
+        if centres == "grid":
+            kind = ENCODINGS.get(encoding)
+            expected = f'"normal" with encoding {encoding!r}, which has no centres'
+            require(kind and kind.centre_argument == "centres", "centres", expected, centres)
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = []
         for number in block_heads:
-            positions = _create_encoding(encoding, number, centres, options)
+            grid = {}
+            if centres == "grid":
+                grid["centres"] = grid_centres(number)
+            positions = create_encoding(encoding, number, 2, **grid, **options)
             mixers.append(
                 RelativeAttention2d(
                     width, width, num_heads=number, encoding=positions, **layer_options
@@ -249,16 +256,6 @@ class AttentionNet(MixingNet):
                 start_like_table(mixer.encoding, size=extent, width=width)
         self.heads = block_heads
         self.content = content
-
-
-def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
-    """Creates the encoding of a block, with its centres drawn or on a grid."""
-    if centres == "normal":
-        return create_encoding(name, heads, 2, **options)
-    has_centres = name in ENCODINGS and ENCODINGS[name].centre_argument == "centres"
-    expected = f'"normal" with encoding {name!r}, which has no centres'
-    require(has_centres, "centres", expected, centres)
-    return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
 
 
 @final

@@ -173,11 +173,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{start}{type(error).__name__}: {reason}") from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    if not isinstance(content, Mapping) or not all(map(_is_named_tensor, content.items())):
+    are_named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not are_named or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise CheckpointError(f"{start}it holds no state dict: tensors by their names")
     return dict(content)
-
-
-def _is_named_tensor(item: tuple[object, object]) -> bool:
-    name, tensor = item
-    return isinstance(name, str) and isinstance(tensor, Tensor)
