@@ -150,12 +150,18 @@ class Geometry:
         return cls(kernel, steps, pairs, padding_mode, spread, gaps)
 
     @property
-    def anchor(self) -> tuple[int, ...]:
-        """Pixels from the window's first tap to the query: the middle tap, left of the centre for even windows."""
-        pixels = []
+    def window(self) -> tuple[range, ...]:
+        """Displacements of the window's taps from the query, the middle tap; left of the centre for even windows."""
+        along = []
         for size, step in zip(self.kernel_size, self.dilation, strict=True):
-            pixels.append(step * ((size - 1) // 2))
-        return tuple(pixels)
+            first = -step * ((size - 1) // 2)
+            along.append(range(first, first + step * size, step))
+        return tuple(along)
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """Pixels from the window's first tap to the query."""
+        return tuple(-taps[0] for taps in self.window)
 
     @property
     def spreads(self) -> bool:
@@ -169,13 +175,13 @@ class Geometry:
 
     def first_pixel(self, number: int) -> int:
         """Returns the displacement along an axis from the first query to the image's first pixel."""
-        return self.padding[number][0] - self.anchor[number]
+        return self.padding[number][0] + self.window[number][0]
 
     def sum_of_ends(self, number: int) -> int:
         """Returns the sum of first and last displacement with which a plain convolution keeps the output's size."""
         before, after = self.padding[number]
-        span = self.dilation[number] * (self.kernel_size[number] - 1)
-        return before - after + span - 2 * self.anchor[number]
+        taps = self.window[number]
+        return before - after + taps[0] + taps[-1]
 
     def axes(self, spatial: Sequence[int]) -> tuple[Axis, ...]:
         """Returns where queries and keys stand along each axis of an image of given sizes, in pixels.
@@ -215,10 +221,7 @@ class Geometry:
 
     def taps(self) -> tuple[tuple[int, ...], ...]:
         """Returns the displacement of each tap of the window from the query, in pixels and in row-major order."""
-        along = []
-        for taps, step, middle in zip(self.kernel_size, self.dilation, self.anchor, strict=True):
-            along.append([place * step - middle for place in range(taps)])
-        return tuple(product(*along))
+        return tuple(product(*self.window))
 
 
 @dataclass(frozen=True)
@@ -233,13 +236,11 @@ class Window:
 
     Example:
         >>> geometry = Geometry.parse(1, kernel_size=3, padding=1)
-        >>> Window.fit(geometry, (-2,), (5,), (1,)).padding
+        >>> Window.fit(geometry, (range(-2, 3),)).padding
         (2,)
     """
 
-    first: tuple[int, ...]  # Displacement of the first tap from the query, in pixels per axis
-    taps: tuple[int, ...]  # Number of taps per axis
-    steps: tuple[int, ...]  # Step from one tap to the next, in pixels per axis
+    taps: tuple[range, ...]  # Displacements of the taps from the query along each axis, in pixels
     padding: tuple[int, ...] | Literal["same"]  # Argument of torch's convolution
     # Argument of torch's transposed convolution; None for a plain one
     output_padding: tuple[int, ...] | None = None
@@ -248,9 +249,7 @@ class Window:
     def fit(
         cls,
         geometry: Geometry,
-        first: tuple[int, ...],
-        taps: tuple[int, ...],
-        steps: tuple[int, ...],
+        taps: tuple[range, ...],
         *,
         transposed: bool = False,
         axes: Sequence[Axis] | None = None,
@@ -259,9 +258,7 @@ class Window:
 
         Args:
             geometry: The layer's window, stride, padding and input dilation.
-            first: Displacement of the first tap from the query, in pixels per axis.
-            taps: Number of taps per axis.
-            steps: Step from one tap to the next, in pixels per axis.
+            taps: Displacements of the taps from the query along each axis, in pixels.
             transposed: Whether the convolution is a transposed one.
             axes: Queries and keys of images of one size, to fit these alone; None fits images of every size.
 
@@ -277,19 +274,18 @@ class Window:
             return None
         padding = []
         extra = []
-        for number, (low, count, step) in enumerate(zip(first, taps, steps, strict=True)):
-            high = low + (count - 1) * step
+        for number, along in enumerate(taps):
             start = geometry.first_pixel(number)
-            more = low + high - geometry.sum_of_ends(number)
+            more = along[0] + along[-1] - geometry.sum_of_ends(number)
             if transposed:
-                pad = high - start
-                fits = 0 <= more < max(geometry.input_dilation[number], step)
+                pad = along[-1] - start
+                fits = 0 <= more < max(geometry.input_dilation[number], along.step)
             else:
-                pad = start - low
+                pad = start - along[0]
                 fits = more == 0
                 if axes is not None:
-                    room = axes[number].keys - 1
-                    room -= geometry.dilation[number] * (geometry.kernel_size[number] - 1)
+                    own = geometry.window[number]
+                    room = axes[number].keys - 1 + own[0] - own[-1]
                     stride = geometry.stride[number]
                     fits = (room - more) // stride == room // stride
             if pad < 0 or not fits:
@@ -299,22 +295,12 @@ class Window:
         output_padding = None
         if transposed:
             output_padding = tuple(extra)
-        return cls(first, taps, steps, tuple(padding), output_padding)
-
-    @property
-    def last(self) -> tuple[int, ...]:
-        """Displacement of the last tap from the query, in pixels per axis."""
-        along = zip(self.first, self.taps, self.steps, strict=True)
-        return tuple(low + (count - 1) * step for low, count, step in along)
+        return cls(taps, tuple(padding), output_padding)
 
     def within(self, geometry: Geometry) -> bool:
         """Tells whether no tap leads out of the keys, from any query of any image."""
-        for number, (low, high) in enumerate(zip(self.first, self.last, strict=True)):
-            anchor = geometry.anchor[number]
-            span = geometry.dilation[number] * (geometry.kernel_size[number] - 1)
-            if low < -anchor or high > span - anchor:
-                return False
-        return True
+        along = zip(self.taps, geometry.window, strict=True)
+        return all(own[0] <= taps[0] and taps[-1] <= own[-1] for taps, own in along)
 
 
 def _padding_pairs(

@@ -50,7 +50,7 @@ class AttentionMap:
     def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
         """Marks the displacements that are taps of a window."""
         marks = []
-        for axis, taps in zip(self.axes, taps_along(window), strict=True):
+        for axis, taps in zip(self.axes, window.taps, strict=True):
             marks.append(torch.isin(axis.displacements(), torch.tensor(taps)))
         grids = torch.meshgrid(*marks, indexing="ij")
         return torch.stack(grids).all(0).to(self.weights.device)
@@ -110,7 +110,7 @@ class AttentionMap:
     ) -> Float[Tensor, "outputs channels *taps"]:
         """Returns K[δ] = Σ_h ā_h(δ) W_h at the taps of a window; 0 where no query sees δ."""
         weights = self.weights
-        along = zip(self.axes, taps_along(window), strict=True)
+        along = zip(self.axes, window.taps, strict=True)
         for dim, (axis, taps) in enumerate(along, start=1):
             last = weights.shape[dim] - 1
             index = torch.tensor(taps) - axis.lowest
@@ -188,9 +188,3 @@ def sum_over_keys(
         sees = ((keys >= first) & (keys < last)).to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table
-
-
-def taps_along(window: Window) -> list[range]:
-    """Returns the displacements of a window's taps along each axis."""
-    sizes = zip(window.first, window.taps, window.steps, strict=True)
-    return [range(low, low + count * step, step) for low, count, step in sizes]

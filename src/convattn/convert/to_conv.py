@@ -350,7 +350,7 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     weight = choice.kernel
     options: dict[str, Any] = {
         "padding": window.padding,
-        "dilation": window.steps,
+        "dilation": tuple(taps.step for taps in window.taps),
         "groups": layer.groups,
     }
     if window.output_padding is None:
