@@ -19,6 +19,7 @@ from convattn.errors import ArgumentError, ShapeError, must_be, require, require
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
 
+
 PerAxis: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
 
@@ -74,6 +75,11 @@ class Axis:
         queries = torch.arange(positions.start, positions.stop, positions.step, device=device)
         keys = torch.arange(self.keys, device=device)
         return keys[None, :] - queries[:, None] - self.lowest
+
+
+def least_pixels(mode: str, padding: int) -> int:
+    """Returns how many pixels an image must have to be padded by so many; 0 where its size does not matter."""
+    return {"reflect": padding + 1, "circular": padding}.get(mode, 0)
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -194,17 +200,18 @@ class Geometry:
     def require_padding(self, number: int, pixels: int) -> None:
         """Raises ShapeError if `pixels`, the size of the dilated image along an axis, is less than padding repeats."""
         most = max(self.padding[number])
-        slack = {"reflect": 1, "circular": 0}.get(self.padding_mode)
-        if slack is not None and most > max(0, pixels - slack):
-            needed = f"x must have at least {most + slack} pixels along axis {number}"
+        needed = least_pixels(self.padding_mode, most)
+        if pixels < needed:
             raise ShapeError(
-                f"{needed} for {self.padding_mode} padding of {most}, but has {pixels}"
+                f"x must have at least {needed} pixels along axis {number} for {self.padding_mode} padding of {most},"
+                f" but has {pixels}"
             )
 
     def _axis(self, number: int, size: int) -> Axis:
         dilated = (size - 1) * self.input_dilation[number] + 1
         keys = dilated + sum(self.padding[number])
-        window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
+        taps = self.window[number]
+        window = taps[-1] - taps[0] + 1
         if size < 1 or keys < window:
             padded = ""
             if keys != size:
@@ -214,10 +221,9 @@ class Geometry:
             )
         self.require_padding(number, dilated)
         count = (keys - window) // self.stride[number] + 1
-        first = self.anchor[number]
         step = self.stride[number]
-        last = first + step * (count - 1)
-        return Axis(range(first, last + 1, step), keys)
+        last = step * (count - 1) - taps[0]
+        return Axis(range(-taps[0], last + 1, step), keys)
 
     def taps(self) -> tuple[tuple[int, ...], ...]:
         """Returns the displacement of each tap of the window from the query, in pixels and in row-major order."""

@@ -31,10 +31,10 @@ class HardHeads(NamedTuple):
         along = zip(window.taps, zip(*self.displacements, strict=True), strict=True)
         return float(not all(set(pixels) <= set(taps) for taps, pixels in along))
 
-    def trimmed(self, _mass: float) -> tuple[list[int], list[int]]:
-        """Returns the lowest and highest displacements, which leave nothing outside."""
-        along = list(zip(*self.displacements, strict=True))
-        return [min(one) for one in along], [max(one) for one in along]
+    def trimmed(self, _mass: float) -> list[range]:
+        """Returns the displacements along each axis from the lowest to the highest, which leave nothing outside."""
+        along = zip(*self.displacements, strict=True)
+        return [range(min(pixels), max(pixels) + 1) for pixels in along]
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -48,17 +48,17 @@ class HardHeads(NamedTuple):
 
     def seen(self, axes: tuple[Axis, ...]) -> bool:
         """Tells whether each displacement leads from some query to a key."""
-        along = zip(*self.trimmed(0), axes, strict=True)
-        return all(axis.lowest <= low and high <= axis.highest for low, high, axis in along)
+        along = zip(self.trimmed(0), axes, strict=True)
+        return all(axis.lowest <= box[0] and box[-1] <= axis.highest for box, axis in along)
 
     def are_padded_by(self, geometry: Geometry, mode: str) -> bool:
         """Tells whether padding in `mode` holds the same beyond the keys as the nearest key, where heads lead there."""
         beyond = []  # The padding on the sides where a head of some query leads beyond the keys
-        along = zip(*self.trimmed(0), geometry.window, geometry.padding, strict=True)
-        for low, high, taps, (before, after) in along:
-            if low < taps[0]:
+        along = zip(self.trimmed(0), geometry.window, geometry.padding, strict=True)
+        for box, taps, (before, after) in along:
+            if box[0] < taps[0]:
                 beyond.append(before)
-            if high > taps[-1]:
+            if box[-1] > taps[-1]:
                 beyond.append(after)
         if not beyond:
             return True
@@ -82,7 +82,7 @@ def find_hard_heads(
         if not isinstance(layer.encoding, AxisAdditiveEncoding):
             return None
         with torch.no_grad():
-            tables, _ = score_tables(layer, axes)
+            tables = [table for table, _ in score_tables(layer, axes)]
         shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
         if shifts is None:
             return None
@@ -139,7 +139,7 @@ def find_window(
     if kernel_size is None:
         if own is not None and heads.left_out(own) <= mass:
             return own
-        return box_window(geometry, *heads.trimmed(mass))
+        return box_window(geometry, heads.trimmed(mass))
     windows = sized_windows(geometry, kernel_size)
     is_smaller = all(map(int.__le__, geometry.kernel_size, kernel_size))
     if own is not None and is_smaller and not heads.left_out(own):
@@ -147,19 +147,19 @@ def find_window(
     return min(windows, key=heads.left_out, default=None)
 
 
-def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
-    """Returns the smallest window without gaps, from `low` to `high` at least, that keeps the layer's output size.
+def box_window(geometry: Geometry, box: Sequence[range]) -> Window | None:
+    """Returns the smallest window without gaps that holds a box at least, and keeps the layer's output size.
 
     torch pads both sides equally, so it may be larger than needed on one side. None means that no torch convolution has
     the layer's stride and input dilation.
     """
     taps = []
-    for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
+    for axis, inner in enumerate(box):
         holding: list[int] = []
-        span = stop - start
+        span = inner[-1] - inner[0]
         while not holding:
             starts = _starts(geometry, axis, span)
-            holding = [begin for begin in starts if begin <= start and stop <= begin + span]
+            holding = [first for first in starts if first <= inner[0] and inner[-1] <= first + span]
             span += 1
         taps.append(range(holding[0], holding[0] + span))
     return Window.fit(geometry, tuple(taps), transposed=geometry.spreads)

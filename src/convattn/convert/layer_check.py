@@ -16,7 +16,7 @@ from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import AxisAdditiveEncoding, Quadratic, off_centre_mass
 from convattn.functional.torch_modes import at_least_float32, plain_float32, without_autocast
-from convattn.grid import Geometry
+from convattn.grid import Geometry, least_pixels
 from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.random_numbers import SEED, standard_normal
 from convattn.structure import dtype_name, network_digest
@@ -270,13 +270,12 @@ def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dty
 
 def smallest_image(geometry: Geometry) -> list[int]:
     """Returns the smallest sizes for which the padded image holds the window."""
-    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
     sizes = []
-    for axis, (before, after) in enumerate(geometry.padding):
-        repeated = 1 if slack is None else max(before, after) + slack
-        window = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1)
-        beyond = window - before - after
-        steps = -(-beyond // geometry.input_dilation[axis])
+    along = zip(geometry.window, geometry.padding, geometry.input_dilation, strict=True)
+    for taps, pads, gap in along:
+        repeated = least_pixels(geometry.padding_mode, max(pads))
+        beyond = taps[-1] - taps[0] - sum(pads)
+        steps = -(-beyond // gap)
         sizes.append(max(1, repeated, steps + 1))
     return sizes
 

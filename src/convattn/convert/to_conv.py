@@ -52,7 +52,7 @@ from convattn.errors import (
     require,
     require_name,
 )
-from convattn.grid import Geometry, PerAxis, Window, axis_lists
+from convattn.grid import Geometry, PerAxis, Window, axis_lists, least_pixels
 from convattn.layers import FactoredValues, MergedValues, NormalisedConv, RelativeAttention
 from convattn.random_numbers import keep_random_state
 
@@ -264,14 +264,14 @@ def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequenc
     """Returns the padding mode, the layer's own if no tap needs another; raises if torch cannot pad such images so."""
     if window.within(geometry):
         mode = geometry.padding_mode
-    slack = {"reflect": 1, "circular": 0}.get(mode)
-    if slack is None or window.padding == "same":
+    if window.padding == "same":
         return mode
     for axis, (pixels, size) in enumerate(zip(window.padding, sizes, strict=True)):
-        if pixels > size - slack:
+        needed = least_pixels(mode, pixels)
+        if size < needed:
             raise ConversionError(
-                f"cannot convert: {mode} padding of {pixels} along axis {axis} needs images of at least"
-                f" {pixels + slack} pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
+                f"cannot convert: {mode} padding of {pixels} along axis {axis} needs images of at least {needed}"
+                f" pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
             )
     return mode
 
