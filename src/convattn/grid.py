@@ -323,10 +323,9 @@ def _padding_pairs(
     elif (
         isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding)
     ):
-        if len(padding) != dims or not all(len(p) == 2 and all(map(is_whole, p)) for p in padding):  # type: ignore[arg-type]
-            raise ArgumentError(
-                must_be("padding", f"{dims} pairs (before, after) of integers", padding)
-            )
+        are_pairs = all(len(p) == 2 and all(map(is_whole, p)) for p in padding)  # type: ignore[arg-type]
+        expected = f"{dims} pairs (before, after) of integers"
+        require(are_pairs and len(padding) == dims, "padding", expected, padding)
         yield from ((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
     else:
         yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))

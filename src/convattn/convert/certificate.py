@@ -1,7 +1,7 @@
 """Certificates: what a conversion promises, what was measured, and what neither covers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -39,13 +39,12 @@ def require_share(argument: str, share: float | None) -> None:
     require(is_number and 0 < share < 1, argument, "a share in (0, 1), or None", share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     verdict: Verdict
-    # How products and sums were computed on every device
-    precision: str = field(default=FULL_PRECISION, kw_only=True)
+    precision: str = FULL_PRECISION  # How products and sums were computed on every device
 
     @property
     def passed(self) -> bool:

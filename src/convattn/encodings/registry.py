@@ -1,7 +1,6 @@
 """Encodings by name: those of the library, and those that a user has registered."""
 
 import inspect
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -26,6 +25,7 @@ from convattn.errors import (
     must_be,
     require,
 )
+from convattn.record import is_json
 
 _known: dict[str, type[Encoding]] = {
     "quadratic": Quadratic,
@@ -179,11 +179,7 @@ def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
     for name in _arguments(kind):
         if name not in options:
             raise UnsupportedModelError(f"{refusal} return its argument {name!r}")
-    try:
-        is_json = json.loads(json.dumps(options)) == options
-    except (TypeError, ValueError):
-        is_json = False
-    if not is_json:
+    if not is_json(options):
         raise UnsupportedModelError(f"{refusal} be JSON types, but are {options}")
 
 

@@ -1,13 +1,14 @@
 """The tensors of a network: collected for a file, each once, and put back; weights of other programs."""
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense
 
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.files import AnyPath
@@ -47,7 +48,7 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
     strides = {}
     for name, tensor in state.items():
         usual = torch.empty(tensor.shape, device="meta").stride()
-        if tensor.stride() != usual and _is_whole(tensor.shape, tensor.stride()):
+        if tensor.stride() != usual and is_non_overlapping_and_dense(tensor):
             strides[name] = list(tensor.stride())
     buffers = {}
     for name, buffer in network.named_buffers():
@@ -120,19 +121,15 @@ def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
     """Copies a tensor to given strides, on which the last bits of a product depend."""
     if strides is None:
         return tensor
-    if len(strides) != tensor.ndim or not _is_whole(tensor.shape, strides):
+    is_whole = len(strides) == tensor.ndim and min(strides, default=0) >= 0
+    if is_whole:
+        laid_out = torch.empty_strided(tensor.shape, strides, device="meta")
+        is_whole = is_non_overlapping_and_dense(laid_out)
+    if not is_whole:
         raise CheckpointError(
             f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}"
         )
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _is_whole(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns whether a tensor of these strides fills the memory that it spans, without gaps."""
-    last = 0
-    for size, stride in zip(shape, strides, strict=True):
-        last += (size - 1) * stride
-    return min(strides, default=0) >= 0 and last + 1 == torch.Size(shape).numel()
 
 
 def load_weights(network: nn.Module, file: AnyPath) -> None:
