@@ -23,6 +23,9 @@ PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 PerAxis: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
 
+Displacements: TypeAlias = tuple[tuple[int, ...], ...]
+"""Several displacements, each one integer per axis, in pixels."""
+
 Padding: TypeAlias = int | str | Sequence[int] | Sequence[tuple[int, int]]
 """As in `torch.nn.Conv2d`, and pairs (before, after) per axis."""
 
@@ -225,7 +228,7 @@ class Geometry:
         last = step * (count - 1) - taps[0]
         return Axis(range(-taps[0], last + 1, step), keys)
 
-    def taps(self) -> tuple[tuple[int, ...], ...]:
+    def taps(self) -> Displacements:
         """Returns the displacement of each tap of the window from the query, in pixels and in row-major order."""
         return tuple(product(*self.window))
 

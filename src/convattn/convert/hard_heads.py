@@ -11,7 +11,7 @@ from torch import Tensor
 from convattn.convert.attention_map import AttentionMap, score_tables
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional import find_shifts
-from convattn.grid import Axis, Geometry, Window
+from convattn.grid import Axis, Displacements, Geometry, Window
 from convattn.layers import RelativeAttention
 
 _HARD = 1 / 8
@@ -22,7 +22,7 @@ class HardHeads(NamedTuple):
     """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key."""
 
     # From the query to the pixel, one integer per axis for each head
-    displacements: tuple[tuple[int, ...], ...]
+    displacements: Displacements
     leak: float  # Largest share of attention at other pixels
     any_size: bool  # Whether this holds for images of any size, or only for the size examined
 

@@ -92,10 +92,14 @@ def normalise(
         dtype=weight.dtype,
         **asdict(layer.geometry),
     )
-    _copy_weights(layer, conv)
+    factors = [factor for factor in layer.values.factors()[:2] if factor is not None]
+    sources = zip(factors, layer.values.parameters(), strict=True)
     with torch.no_grad():
+        for value, (factor, own) in zip(conv.values.parameters(), sources, strict=True):
+            value.copy_(factor).requires_grad_(own.requires_grad)
         for scores, kernel in zip(conv.scores, kernels, strict=True):
             scores.copy_(kernel.scores)
+    conv.bias = copy.deepcopy(layer.bias)
     learns = any(parameter.requires_grad for parameter in layer.encoding.parameters())
     conv.scores.requires_grad_(learns)
     missed = 2 * torch.stack([kernel.missed for kernel in kernels]).sum(0) + 2 * content_share
@@ -111,15 +115,6 @@ def normalise(
         any_size=False,
         stored=lambda x: moved * largest(x) + _least_rounding(conv, x),
     )
-
-
-def _copy_weights(layer: RelativeAttention, conv: NormalisedConv) -> None:
-    factors = [factor for factor in layer.values.factors()[:2] if factor is not None]
-    sources = zip(factors, layer.values.parameters(), strict=True)
-    with torch.no_grad():
-        for value, (factor, own) in zip(conv.values.parameters(), sources, strict=True):
-            value.copy_(factor).requires_grad_(own.requires_grad)
-    conv.bias = copy.deepcopy(layer.bias)
 
 
 def _require_weight_at_home(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be, require
-from convattn.grid import Axis, whole_number
+from convattn.grid import Axis, Displacements, whole_number
 from convattn.structure import is_own_hook
 
 
@@ -117,7 +117,7 @@ class Encoding(nn.Module, ABC):
     extent: tuple[int, ...] = ()
     """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; () holds all."""
 
-    fixed_displacements: tuple[tuple[int, ...], ...] | None = None
+    fixed_displacements: Displacements | None = None
     """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
 
     if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class Encoding(nn.Module, ABC):
         """
         return displacement[..., :0]
 
-    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+    def hard_displacements(self) -> tuple[Displacements, float] | None:
         """Returns the pixel that each head looks at, and a bound on the attention that it gives to others.
 
         It holds on images of any size; where a displacement leads beyond the keys, the nearest key counts. None if

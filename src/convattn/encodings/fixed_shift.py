@@ -15,6 +15,7 @@ from convattn.encodings.quadratic import (
     kernel_taps,
 )
 from convattn.errors import ArgumentError, must_be, require
+from convattn.grid import Displacements
 
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
@@ -74,7 +75,7 @@ class Shift(QuadraticFeatures):
         self.fixed_displacements = as_displacements(numbers)
 
     @property
-    def displacements(self) -> tuple[tuple[int, ...], ...]:
+    def displacements(self) -> Displacements:
         """Δ_h in pixels, for each head; to change them, make another encoding."""
         assert self.fixed_displacements is not None
         return self.fixed_displacements

@@ -17,6 +17,7 @@ from convattn.encodings.encoding import (
     write_parameter,
 )
 from convattn.errors import ArgumentError, must_be, require
+from convattn.grid import Displacements
 
 _FARTHEST = 1 << 20
 """Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
@@ -53,7 +54,7 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
     return list(product(range(-reach, reach + 1), repeat=dims))
 
 
-def as_displacements(numbers: Float[Tensor, "heads dims"]) -> tuple[tuple[int, ...], ...]:
+def as_displacements(numbers: Float[Tensor, "heads dims"]) -> Displacements:
     """Returns whole numbers of pixels, one displacement per head."""
     return tuple(tuple(map(int, head)) for head in numbers.tolist())
 
@@ -173,7 +174,7 @@ class Quadratic(QuadraticFeatures):
         require_positive("sharpness", roots.to(dtype) ** 2 / 2, value)
         write_parameter(self, "root_sharpness", roots)
 
-    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+    def hard_displacements(self) -> tuple[Displacements, float] | None:
         """Returns the pixels nearest to the centres, and a bound on the attention elsewhere; None if they are too far.
 
         A head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most

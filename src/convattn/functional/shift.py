@@ -18,7 +18,7 @@ from torch.nn import functional
 from convattn.functional.convolution import convolve, convolve_transposed
 from convattn.functional.path import Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, pad_keys
-from convattn.grid import Axis, Geometry, Window
+from convattn.grid import Axis, Displacements, Geometry, Window
 
 _TAPS = 2
 """Most taps per head of a convolution that is taken by itself. Beside one softmax per axis, a kernel with 2.25 taps per
@@ -29,7 +29,7 @@ four heads, forward and with gradients, float32, one busy core)."""
 class WindowConvolution(NamedTuple):
     """What else a convolution needs whose taps are those of a layer's window, for images of any size."""
 
-    displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
+    displacements: Displacements  # the taps, row by row
     smallest: int  # least number of pixels of an image along each axis
     padding: tuple[int, ...]
 
@@ -66,7 +66,7 @@ class Shifts(NamedTuple):
     """Where hard heads look."""
 
     # Displacement of each head. Where it leads out of the image, the head looks at the nearest key.
-    offsets: tuple[tuple[int, ...], ...]
+    offsets: Displacements
     leak: float  # largest share of attention, over heads and queries, that is not at that key
 
     @property
