@@ -116,8 +116,12 @@ def own_window(geometry: Geometry) -> Window | None:
         plain = Window.fit(geometry, taps)
         if plain is not None:
             return plain
-        sizes = {"kernel_size": geometry.kernel_size, "dilation": geometry.dilation}
-        same = Geometry.parse(len(taps), **sizes, padding="same")
+        same = Geometry.parse(
+            len(taps),
+            kernel_size=geometry.kernel_size,
+            dilation=geometry.dilation,
+            padding="same",
+        )
         if replace(geometry, padding_mode="zeros") == same:
             return Window(taps, "same")
     return Window.fit(geometry, taps, transposed=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch._prims_common import is_non_overlapping_and_dense
 
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.files import AnyPath
@@ -48,7 +47,7 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
     strides = {}
     for name, tensor in state.items():
         usual = torch.empty(tensor.shape, device="meta").stride()
-        if tensor.stride() != usual and is_non_overlapping_and_dense(tensor):
+        if tensor.stride() != usual and _is_whole(tensor):
             strides[name] = list(tensor.stride())
     buffers = {}
     for name, buffer in network.named_buffers():
@@ -121,15 +120,17 @@ def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
     """Copies a tensor to given strides, on which the last bits of a product depend."""
     if strides is None:
         return tensor
-    is_whole = len(strides) == tensor.ndim and min(strides, default=0) >= 0
-    if is_whole:
-        laid_out = torch.empty_strided(tensor.shape, strides, device="meta")
-        is_whole = is_non_overlapping_and_dense(laid_out)
-    if not is_whole:
+    can_be = len(strides) == tensor.ndim and min(strides, default=0) >= 0
+    if not can_be or not _is_whole(torch.empty_strided(tensor.shape, strides, device="meta")):
         raise CheckpointError(
             f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}"
         )
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Returns whether a tensor fills the memory that it spans, without gaps; then a new one like it has its strides."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def load_weights(network: nn.Module, file: AnyPath) -> None:
