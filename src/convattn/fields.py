@@ -148,10 +148,9 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return tuple(member for member in typing.get_args(hint) if member is not types.NoneType)
 
 
-def _dataclasses(hint: Any) -> list[type]:
+def _dataclasses(hint: Any) -> list[Any]:
     """Returns the dataclasses that an annotation allows."""
-    kinds = [member for member in _members(hint) if isinstance(member, type)]
-    return [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    return [member for member in _members(hint) if dataclasses.is_dataclass(member)]
 
 
 def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: bool) -> Any:

@@ -138,7 +138,7 @@ class AttentionMap:
             _, dim, end, face = min(faces, key=lambda item: item[0])
             rest = rest - face
             box = box.narrow(dim, 1 + end, box.shape[dim] - 1)
-            kept[dim - 1] = kept[dim - 1][1 + end :][: box.shape[dim]]
+            kept[dim - 1] = kept[dim - 1][1 + end :][: box.shape[dim]]  # without the face
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""

@@ -92,9 +92,7 @@ class Roundings:
         """Takes what the runs are compared with, unless another reference is given with them."""
         self._exact = exact
         # of each group, the largest error in every run, and how many are alike
-        self._runs: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-        for pooled in _groups(exact.ndim):
-            self._runs[pooled] = []
+        self._runs = {pooled: list[tuple[Tensor, Tensor]]() for pooled in _groups(exact.ndim)}
 
     def add(self, x: Tensor, exact: Tensor | None = None) -> None:
         """Adds a run, with its own reference if it has one."""

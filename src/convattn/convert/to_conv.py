@@ -225,9 +225,12 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         sizes = axis_lists("spatial", spatial, layer.dims, least=1)
         layer.encoding.require_axes(unit_steps(geometry, sizes))
         return sizes
-    extent = layer.encoding.extent
-    if extent:
-        return _sizes_of_table(geometry, extent)
+    if layer.encoding.extent:
+        pixels = []  # of images that just use the whole table
+        along = zip(layer.encoding.extent, geometry.padding, geometry.input_dilation, strict=True)
+        for keys, pads, gap in along:
+            pixels.append(max(1, (keys - sum(pads) - 1) // gap + 1))
+        return tuple(pixels)
     heads = fixed_heads(layer)
     least = smallest_image(geometry)
     extra = 4
@@ -249,15 +252,6 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         if enough:
             return sizes
         extra += extra // 2
-
-
-def _sizes_of_table(geometry: Geometry, extent: Sequence[int]) -> tuple[int, ...]:
-    """Returns the sizes of images that just use a whole table."""
-    sizes = []
-    for keys, pads, step in zip(extent, geometry.padding, geometry.input_dilation, strict=True):
-        pixels = (keys - sum(pads) - 1) // step + 1
-        sizes.append(max(1, pixels))
-    return tuple(sizes)
 
 
 def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequence[int]) -> str:
