@@ -42,8 +42,7 @@ def check_sizes_and_window(conv, geometry, sizes, **kind):
             geometry.axes(sizes)
     else:
         assert tuple(len(axis.queries) for axis in geometry.axes(sizes)) == expected
-    first = tuple(-pixels for pixels in geometry.anchor)
-    return Window.fit(geometry, first, geometry.kernel_size, geometry.dilation, **kind)
+    return Window.fit(geometry, geometry.window, **kind)
 
 
 @given(windows())
@@ -245,14 +244,14 @@ def test_integers_of_numpy_are_integers():
     ],
 )
 def test_a_window_keeps_the_number_of_outputs(options, first, taps, fits):
-    window = Window.fit(Geometry.parse(1, **options), (first,), (taps,), (1,))
+    window = Window.fit(Geometry.parse(1, **options), (range(first, first + taps),))
     assert (window is not None) == fits
 
 
 def test_a_window_may_fit_images_of_one_size_alone():
     geometry = Geometry.parse(1, stride=2)
     for size, fits in ((6, True), (7, False)):
-        window = Window.fit(geometry, (0,), (2,), (1,), axes=geometry.axes((size,)))
+        window = Window.fit(geometry, (range(2),), axes=geometry.axes((size,)))
         assert (window is not None) == fits
 
 
@@ -265,10 +264,10 @@ def test_a_window_may_fit_images_of_one_size_alone():
 )
 def test_transposed_windows_have_no_stride_and_pad_with_zeros(options):
     geometry = Geometry.parse(1, **options)
-    assert Window.fit(geometry, (0,), (1,), (1,), transposed=True) is None
+    assert Window.fit(geometry, (range(1),), transposed=True) is None
 
 
 def test_taps_that_lead_out_of_the_keys_are_told():
     geometry = Geometry.parse(1, kernel_size=3, padding=1)
-    assert not Window((-2,), (3,), (1,), (1,)).within(geometry)
-    assert not Window((-1,), (2,), (3,), (1,)).within(geometry)
+    assert not Window((range(-2, 1),), (1,)).within(geometry)
+    assert not Window((range(-1, 3, 3),), (1,)).within(geometry)

@@ -38,6 +38,16 @@ def must_be(argument: str, expectation: str, value: object) -> str:
     return f"{argument} must be {expectation}, but is {shown(value)}"
 
 
+def require(condition: object, argument: str, expectation: str, value: object) -> None:
+    """Raises ArgumentError, which says what an argument must be, unless a condition holds.
+
+    Example:
+        >>> require(3 % 2 == 1, "kernel_size", "odd", 3)
+    """
+    if not condition:
+        raise ArgumentError(must_be(argument, expectation, value))
+
+
 def shown(value: object) -> str:
     """Returns a value as messages show it, cut if long."""
     try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from convattn.errors import ArgumentError, must_be, nearest_of
+from convattn.errors import ArgumentError, must_be, nearest_of, require
 
 _NOT_FINITE = ("inf", "-inf", "nan")
 """Numbers that JSON lacks, as records write them."""
@@ -148,10 +148,9 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return tuple(member for member in typing.get_args(hint) if member is not types.NoneType)
 
 
-def _dataclasses(hint: Any) -> list[type]:
+def _dataclasses(hint: Any) -> list[Any]:
     """Returns the dataclasses that an annotation allows."""
-    kinds = [member for member in _members(hint) if isinstance(member, type)]
-    return [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    return [member for member in _members(hint) if dataclasses.is_dataclass(member)]
 
 
 def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: bool) -> Any:
@@ -185,8 +184,7 @@ def _kind_named(kinds: Sequence[type], name: object, key: str) -> type:
     if len(kinds) == 1:
         return kinds[0]
     names = [typing.get_args(hints(kind)["kind"])[0] for kind in kinds]
-    if name not in names:
-        raise ArgumentError(must_be(key, " or ".join(map(repr, names)), name))
+    require(name in names, key, " or ".join(map(repr, names)), name)
     return kinds[names.index(name)]
 
 

@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
-from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
+from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be, require
 
 T = TypeVar("T")
 
@@ -74,8 +74,8 @@ def new_file(path: AnyPath) -> Iterator[Path]:
     The umask decides who may read it, whatever permissions the block gave it. Errors are those of `write_atomically`.
     """
     path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise ArgumentError(must_be("path", "a file in a folder that exists", str(path)))
+    can_be = path.parent.is_dir() and not path.is_dir()
+    require(can_be, "path", "a file in a folder that exists", str(path))
     with _as_write_error(path), hidden_folder(path.parent, path.name) as hidden:
         file = hidden / path.name
         yield file

@@ -14,13 +14,17 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from convattn.errors import ArgumentError, ShapeError, must_be, require_name
+from convattn.errors import ArgumentError, ShapeError, must_be, require, require_name
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
 
+
 PerAxis: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
+
+Displacements: TypeAlias = tuple[tuple[int, ...], ...]
+"""Several displacements, each one integer per axis, in pixels."""
 
 Padding: TypeAlias = int | str | Sequence[int] | Sequence[tuple[int, int]]
 """As in `torch.nn.Conv2d`, and pairs (before, after) per axis."""
@@ -76,6 +80,11 @@ class Axis:
         return keys[None, :] - queries[:, None] - self.lowest
 
 
+def least_pixels(mode: str, padding: int) -> int:
+    """Returns how many pixels an image must have to be padded by so many; 0 where its size does not matter."""
+    return {"reflect": padding + 1, "circular": padding}.get(mode, 0)
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Returns whether a value is an integer, of Python or of numpy; a bool is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -92,9 +101,8 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
     if isinstance(value, Integral):
         values = (value,) * dims
     is_right = isinstance(values, Sequence) and len(values) == dims
-    if not is_right or not all(is_whole(number) and number >= least for number in values):
-        expectation = f"an integer of at least {least}, or {dims} of them"
-        raise ArgumentError(must_be(name, expectation, value))
+    is_right = is_right and all(is_whole(number) and number >= least for number in values)
+    require(is_right, name, f"an integer of at least {least}, or {dims} of them", value)
     return tuple(map(int, values))
 
 
@@ -144,19 +152,25 @@ class Geometry:
         steps = axis_lists("stride", stride, dims, least=1)
         spread = axis_lists("dilation", dilation, dims, least=1)
         require_name("padding_mode", padding_mode, PADDING_MODES)
-        if padding == "same" and set(steps) != {1}:
-            raise ArgumentError(must_be("stride", 'all 1 with padding="same"', stride))
+        if padding == "same":
+            require(set(steps) == {1}, "stride", 'all 1 with padding="same"', stride)
         pairs = tuple(_padding_pairs(padding, dims, kernel, spread))
         gaps = axis_lists("input_dilation", input_dilation, dims, least=1)
         return cls(kernel, steps, pairs, padding_mode, spread, gaps)
 
     @property
-    def anchor(self) -> tuple[int, ...]:
-        """Pixels from the window's first tap to the query: the middle tap, left of the centre for even windows."""
-        pixels = []
+    def window(self) -> tuple[range, ...]:
+        """Displacements of the window's taps from the query, the middle tap; left of the centre for even windows."""
+        along = []
         for size, step in zip(self.kernel_size, self.dilation, strict=True):
-            pixels.append(step * ((size - 1) // 2))
-        return tuple(pixels)
+            first = -step * ((size - 1) // 2)
+            along.append(range(first, first + step * size, step))
+        return tuple(along)
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """Pixels from the window's first tap to the query."""
+        return tuple(-taps[0] for taps in self.window)
 
     @property
     def spreads(self) -> bool:
@@ -170,13 +184,13 @@ class Geometry:
 
     def first_pixel(self, number: int) -> int:
         """Returns the displacement along an axis from the first query to the image's first pixel."""
-        return self.padding[number][0] - self.anchor[number]
+        return self.padding[number][0] + self.window[number][0]
 
     def sum_of_ends(self, number: int) -> int:
         """Returns the sum of first and last displacement with which a plain convolution keeps the output's size."""
         before, after = self.padding[number]
-        span = self.dilation[number] * (self.kernel_size[number] - 1)
-        return before - after + span - 2 * self.anchor[number]
+        taps = self.window[number]
+        return before - after + taps[0] + taps[-1]
 
     def axes(self, spatial: Sequence[int]) -> tuple[Axis, ...]:
         """Returns where queries and keys stand along each axis of an image of given sizes, in pixels.
@@ -189,17 +203,18 @@ class Geometry:
     def require_padding(self, number: int, pixels: int) -> None:
         """Raises ShapeError if `pixels`, the size of the dilated image along an axis, is less than padding repeats."""
         most = max(self.padding[number])
-        slack = {"reflect": 1, "circular": 0}.get(self.padding_mode)
-        if slack is not None and most > max(0, pixels - slack):
-            needed = f"x must have at least {most + slack} pixels along axis {number}"
+        needed = least_pixels(self.padding_mode, most)
+        if pixels < needed:
             raise ShapeError(
-                f"{needed} for {self.padding_mode} padding of {most}, but has {pixels}"
+                f"x must have at least {needed} pixels along axis {number} for {self.padding_mode} padding of {most},"
+                f" but has {pixels}"
             )
 
     def _axis(self, number: int, size: int) -> Axis:
         dilated = (size - 1) * self.input_dilation[number] + 1
         keys = dilated + sum(self.padding[number])
-        window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
+        taps = self.window[number]
+        window = taps[-1] - taps[0] + 1
         if size < 1 or keys < window:
             padded = ""
             if keys != size:
@@ -209,17 +224,13 @@ class Geometry:
             )
         self.require_padding(number, dilated)
         count = (keys - window) // self.stride[number] + 1
-        first = self.anchor[number]
         step = self.stride[number]
-        last = first + step * (count - 1)
-        return Axis(range(first, last + 1, step), keys)
+        last = step * (count - 1) - taps[0]
+        return Axis(range(-taps[0], last + 1, step), keys)
 
-    def taps(self) -> tuple[tuple[int, ...], ...]:
+    def taps(self) -> Displacements:
         """Returns the displacement of each tap of the window from the query, in pixels and in row-major order."""
-        along = []
-        for taps, step, middle in zip(self.kernel_size, self.dilation, self.anchor, strict=True):
-            along.append([place * step - middle for place in range(taps)])
-        return tuple(product(*along))
+        return tuple(product(*self.window))
 
 
 @dataclass(frozen=True)
@@ -234,13 +245,11 @@ class Window:
 
     Example:
         >>> geometry = Geometry.parse(1, kernel_size=3, padding=1)
-        >>> Window.fit(geometry, (-2,), (5,), (1,)).padding
+        >>> Window.fit(geometry, (range(-2, 3),)).padding
         (2,)
     """
 
-    first: tuple[int, ...]  # Displacement of the first tap from the query, in pixels per axis
-    taps: tuple[int, ...]  # Number of taps per axis
-    steps: tuple[int, ...]  # Step from one tap to the next, in pixels per axis
+    taps: tuple[range, ...]  # Displacements of the taps from the query along each axis, in pixels
     padding: tuple[int, ...] | Literal["same"]  # Argument of torch's convolution
     # Argument of torch's transposed convolution; None for a plain one
     output_padding: tuple[int, ...] | None = None
@@ -249,9 +258,7 @@ class Window:
     def fit(
         cls,
         geometry: Geometry,
-        first: tuple[int, ...],
-        taps: tuple[int, ...],
-        steps: tuple[int, ...],
+        taps: tuple[range, ...],
         *,
         transposed: bool = False,
         axes: Sequence[Axis] | None = None,
@@ -260,9 +267,7 @@ class Window:
 
         Args:
             geometry: The layer's window, stride, padding and input dilation.
-            first: Displacement of the first tap from the query, in pixels per axis.
-            taps: Number of taps per axis.
-            steps: Step from one tap to the next, in pixels per axis.
+            taps: Displacements of the taps from the query along each axis, in pixels.
             transposed: Whether the convolution is a transposed one.
             axes: Queries and keys of images of one size, to fit these alone; None fits images of every size.
 
@@ -278,19 +283,18 @@ class Window:
             return None
         padding = []
         extra = []
-        for number, (low, count, step) in enumerate(zip(first, taps, steps, strict=True)):
-            high = low + (count - 1) * step
+        for number, along in enumerate(taps):
             start = geometry.first_pixel(number)
-            more = low + high - geometry.sum_of_ends(number)
+            more = along[0] + along[-1] - geometry.sum_of_ends(number)
             if transposed:
-                pad = high - start
-                fits = 0 <= more < max(geometry.input_dilation[number], step)
+                pad = along[-1] - start
+                fits = 0 <= more < max(geometry.input_dilation[number], along.step)
             else:
-                pad = start - low
+                pad = start - along[0]
                 fits = more == 0
                 if axes is not None:
-                    room = axes[number].keys - 1
-                    room -= geometry.dilation[number] * (geometry.kernel_size[number] - 1)
+                    own = geometry.window[number]
+                    room = axes[number].keys - 1 + own[0] - own[-1]
                     stride = geometry.stride[number]
                     fits = (room - more) // stride == room // stride
             if pad < 0 or not fits:
@@ -300,22 +304,12 @@ class Window:
         output_padding = None
         if transposed:
             output_padding = tuple(extra)
-        return cls(first, taps, steps, tuple(padding), output_padding)
-
-    @property
-    def last(self) -> tuple[int, ...]:
-        """Displacement of the last tap from the query, in pixels per axis."""
-        along = zip(self.first, self.taps, self.steps, strict=True)
-        return tuple(low + (count - 1) * step for low, count, step in along)
+        return cls(taps, tuple(padding), output_padding)
 
     def within(self, geometry: Geometry) -> bool:
         """Tells whether no tap leads out of the keys, from any query of any image."""
-        for number, (low, high) in enumerate(zip(self.first, self.last, strict=True)):
-            anchor = geometry.anchor[number]
-            span = geometry.dilation[number] * (geometry.kernel_size[number] - 1)
-            if low < -anchor or high > span - anchor:
-                return False
-        return True
+        along = zip(self.taps, geometry.window, strict=True)
+        return all(own[0] <= taps[0] and taps[-1] <= own[-1] for taps, own in along)
 
 
 def _padding_pairs(
@@ -332,10 +326,9 @@ def _padding_pairs(
     elif (
         isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding)
     ):
-        if len(padding) != dims or not all(len(p) == 2 and all(map(is_whole, p)) for p in padding):  # type: ignore[arg-type]
-            raise ArgumentError(
-                must_be("padding", f"{dims} pairs (before, after) of integers", padding)
-            )
+        are_pairs = all(len(p) == 2 and all(map(is_whole, p)) for p in padding)  # type: ignore[arg-type]
+        expected = f"{dims} pairs (before, after) of integers"
+        require(are_pairs and len(padding) == dims, "padding", expected, padding)
         yield from ((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
     else:
         yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))

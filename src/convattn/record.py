@@ -92,6 +92,14 @@ class Record:
             raise CheckpointError(f"{path}: {error}") from None
 
 
+def is_json(value: object) -> bool:
+    """Returns whether JSON gives a value back as it is."""
+    try:
+        return json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
 def _in_words(constant: str) -> str:
     """Returns "inf", "-inf" or "nan" for what Python writes in place of a number that JSON lacks."""
     return repr(float(constant))

@@ -11,7 +11,7 @@ import inspect
 import json
 import types
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -224,23 +224,19 @@ def network_digest(network: nn.Module) -> str:
         described["parts"].pop(HOOKS, None)
         described.pop("contents")
     digest = hashlib.sha256(json.dumps(modules).encode())
-    for name, tensor in _saved_tensors(network):
-        if is_lazy(tensor):
-            text = f"{name} {tensor.dtype} lazy"
-        elif _has_no_plain_values(tensor):
-            text = f"{name} {tensor.dtype} {tensor.shape}"
-        else:
-            text = _tensor_digest(name, tensor.detach().cpu().contiguous())
-        digest.update(text.encode())
-    return digest.hexdigest()
-
-
-def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and saved buffers under every name that their module has."""
     for place, module in network.named_modules(remove_duplicate=False):
-        for name, tensor in {**module._parameters, **module._buffers}.items():
-            if tensor is not None and name not in module._non_persistent_buffers_set:
-                yield f"{place}.{name}", tensor
+        for key, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is None or key in module._non_persistent_buffers_set:
+                continue
+            name = f"{place}.{key}"
+            if is_lazy(tensor):
+                text = f"{name} {tensor.dtype} lazy"
+            elif _has_no_plain_values(tensor):
+                text = f"{name} {tensor.dtype} {tensor.shape}"
+            else:
+                text = _tensor_digest(name, tensor.detach().cpu().contiguous())
+            digest.update(text.encode())
+    return digest.hexdigest()
 
 
 # --- Modules and tensors ----------------------------------------------------------------------------------------------

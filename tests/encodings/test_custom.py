@@ -183,19 +183,6 @@ def test_what_is_no_function_is_refused(function, without_type_checks):
         ScoreFunction(2, 2, function=function)
 
 
-def test_a_feature_width_without_features_is_said():
-    class Wide(Ring):
-        feature_width = 3
-
-    class Along(Slope):
-        feature_width = 3
-
-    for kind, missing in ((Wide, "feature_vectors"), (Along, "axis_feature_vectors")):
-        message = f"{kind.__name__} has a feature_width, so it must have {missing}"
-        with pytest.raises(NotImplementedError, match=message):
-            kind(2, 2).features(torch.zeros(1, 2))
-
-
 @pytest.fixture
 def registered(encodings_forgotten):
     """Names for the encodings of this file."""

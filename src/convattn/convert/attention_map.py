@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding
@@ -31,8 +31,8 @@ class AttentionMap:
     def of(cls, layer: RelativeAttention, axes: tuple[Axis, ...]) -> "AttentionMap":
         """Computes the attention of a layer's heads in float64, for given queries and keys."""
         with torch.no_grad():
-            (scores, *others), _ = score_tables(layer, axes)
-            for table in others:
+            (scores, _), *others = score_tables(layer, axes)
+            for table, _ in others:
                 before = (1,) * (scores.ndim - 1)
                 scores = scores[..., None] + table.view(len(table), *before, -1)
             return cls.of_scores(scores, axes)
@@ -47,23 +47,22 @@ class AttentionMap:
         most = highest(totals)
         return cls(axes, table / most, totals / most)
 
-    def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
-        """Marks the displacements that are taps of a window."""
+    def outside(self, window: Window) -> Float[Tensor, "heads *displacements"]:
+        """Returns ā without the taps of a window."""
         marks = []
-        for axis, taps in zip(self.axes, taps_along(window), strict=True):
+        for axis, taps in zip(self.axes, window.taps, strict=True):
             marks.append(torch.isin(axis.displacements(), torch.tensor(taps)))
         grids = torch.meshgrid(*marks, indexing="ij")
-        return torch.stack(grids).all(0).to(self.weights.device)
+        return self.weights * ~torch.stack(grids).all(0).to(self.weights.device)
 
     def leak(self, window: Window) -> float:
         """Returns the largest share of attention that any query of any head gives to keys outside a window."""
-        outside = sum_over_keys(self.weights * ~self.mask(window), self.axes)
+        outside = sum_over_keys(self.outside(window), self.axes)
         return (outside / self.totals).nan_to_num(1).max().item()
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
-        outside = self.weights * ~self.mask(window)
-        return outside.flatten(1).sum(1).max().item()
+        return self.outside(window).flatten(1).sum(1).max().item()
 
     def shares(self) -> Float[Tensor, "heads *displacements"]:
         """Returns max_q A_h[q, q + δ], the largest share that any query gives to the key at each displacement."""
@@ -90,9 +89,8 @@ class AttentionMap:
 
         `zeros` says that the image is padded with zeros; otherwise it is padded with other pixels.
         """
-        mask = self.mask(window)
-        inside = self.weights * mask
-        outside = self.weights * ~mask
+        outside = self.outside(window)
+        inside = self.weights - outside
         pads = geometry.padding if zeros else None
         held = sum_over_keys(inside, self.axes, pads)
         missed = sum_over_keys(outside, self.axes, pads)
@@ -110,7 +108,7 @@ class AttentionMap:
     ) -> Float[Tensor, "outputs channels *taps"]:
         """Returns K[δ] = Σ_h ā_h(δ) W_h at the taps of a window; 0 where no query sees δ."""
         weights = self.weights
-        along = zip(self.axes, taps_along(window), strict=True)
+        along = zip(self.axes, window.taps, strict=True)
         for dim, (axis, taps) in enumerate(along, start=1):
             last = weights.shape[dim] - 1
             index = torch.tensor(taps) - axis.lowest
@@ -120,15 +118,14 @@ class AttentionMap:
             weights = weights.index_select(dim, place) * seen
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
-    def trimmed(self, mass: float) -> tuple[list[int], list[int]]:
-        """Returns the lowest and highest displacements of a box that leaves at most `mass` of each head outside.
+    def trimmed(self, mass: float) -> list[range]:
+        """Returns the displacements along each axis of a box that leaves at most `mass` of each head outside.
 
         No side of the box can be moved inwards.
         """
         box = self.weights
         rest = box.new_full((len(box),), mass)
-        low = [axis.lowest for axis in self.axes]
-        high = [axis.highest for axis in self.axes]
+        kept = [range(axis.lowest, axis.highest + 1) for axis in self.axes]
         while True:
             faces = []
             for dim in range(1, box.ndim):
@@ -137,30 +134,31 @@ class AttentionMap:
                     if bool((face <= rest).all()):
                         faces.append((face.max().item(), dim, end, face))
             if not faces:
-                return low, high
+                return kept
             _, dim, end, face = min(faces, key=lambda item: item[0])
             rest = rest - face
             box = box.narrow(dim, 1 + end, box.shape[dim] - 1)
-            low[dim - 1] += 1 + end
-            high[dim - 1] += end
+            kept[dim - 1] = kept[dim - 1][1 + end :][: box.shape[dim]]  # without the face
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""
-        along = zip(*self.trimmed(mass), self.axes, strict=True)
-        return all(axis.lowest <= 2 * low and 2 * high <= axis.highest for low, high, axis in along)
+        along = zip(self.trimmed(mass), self.axes, strict=True)
+        return all(
+            axis.lowest <= 2 * kept[0] and 2 * kept[-1] <= axis.highest for kept, axis in along
+        )
 
 
 def score_tables(
     layer: RelativeAttention, axes: tuple[Axis, ...]
-) -> tuple[list[Tensor], list[tuple[Axis, ...]]]:
-    """Returns scores in float64, one table for each axis if they are sums over axes, and the axes of each table."""
+) -> list[tuple[Tensor, tuple[Axis, ...]]]:
+    """Returns scores in float64, one table for each axis if they are sums over axes, each with its axes."""
     encoding = layer.encoding
     device = layer.like.device
     with without_autocast(device):
         if isinstance(encoding, AxisAdditiveEncoding):
-            tables = list(encoding.axis_tables(axes, torch.float64, device))
-            return tables, [(axis,) for axis in axes]
-        return [encoding.table(axes, torch.float64, device)], [axes]
+            tables = encoding.axis_tables(axes, torch.float64, device)
+            return [(table, (axis,)) for table, axis in zip(tables, axes, strict=True)]
+        return [(encoding.table(axes, torch.float64, device), axes)]
 
 
 def highest(table: Tensor) -> Tensor:
@@ -188,9 +186,3 @@ def sum_over_keys(
         sees = ((keys >= first) & (keys < last)).to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table
-
-
-def taps_along(window: Window) -> list[range]:
-    """Returns the displacements of a window's taps along each axis."""
-    sizes = zip(window.first, window.taps, window.steps, strict=True)
-    return [range(low, low + count * step, step) for low, count, step in sizes]

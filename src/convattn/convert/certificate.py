@@ -1,12 +1,12 @@
 """Certificates: what a conversion promises, what was measured, and what neither covers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 from convattn.record import Record
 from convattn.wording import ITSELF, counted, first_few, some
 
@@ -36,17 +36,15 @@ def require_share(argument: str, share: float | None) -> None:
     if share is None:
         return
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
-    if not is_number or not 0 < share < 1:
-        raise ArgumentError(must_be(argument, "a share in (0, 1), or None", share))
+    require(is_number and 0 < share < 1, argument, "a share in (0, 1), or None", share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     verdict: Verdict
-    # How products and sums were computed on every device
-    precision: str = field(default=FULL_PRECISION, kw_only=True)
+    precision: str = FULL_PRECISION  # How products and sums were computed on every device
 
     @property
     def passed(self) -> bool:
@@ -166,24 +164,18 @@ class Certificate(ConversionRecord):
             f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
             f"  precision       {self.precision}",
             f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
-            *self._lines_on_heads(),
         ]
+        if self.sharpness is not None:
+            mass = "mass off the tap" if self.to_attention else "mass outside the window"
+            sharpness = f"{self.sharpness:.6g} per pixel²"
+            lines.append(f"  sharpness       {sharpness}; {mass} at most {self.leak:.3g}")
+        elif self.to_attention:
+            lines.append("  heads           hard: all attention of each at one displacement")
         if self.verdict == "different":
             lines += _remedies([self])
         lines += [f"  note            {note}" for note in self.notes]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
-
-    def _lines_on_heads(self) -> list[str]:
-        lines = []
-        if self.sharpness is not None:
-            mass = "mass off the tap" if self.to_attention else "mass outside the window"
-            lines.append(
-                f"  sharpness       {self.sharpness:.6g} per pixel²; {mass} at most {self.leak:.3g}"
-            )
-        elif self.to_attention:
-            lines.append("  heads           hard: all attention of each at one displacement")
-        return lines
 
     def line(self) -> str:
         """Returns the layer of a network in one line of plain text."""

@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from convattn.convert.calls import AttendedCalls, Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
 from convattn.convert.network_runs import Arguments
-from convattn.convert.surgery import graft, matches, names_by_module, patterns
+from convattn.convert.surgery import Patterns, graft, matches, names_by_module, patterns
 from convattn.convert.taps import (
     ATTENDS_ALREADY,
     OPTIONS,
@@ -58,8 +58,6 @@ _HARMLESS = frozenset(
     ]
 )
 """What a subclass may define without computing something else."""
-
-Patterns = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -300,15 +298,7 @@ def _read_calls(
         if call.weight is None:
             conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))
             notes = ("its weight is computed in each call, as before",)
-        convolutions.append(
-            NetworkConvolution(
-                names=tuple(names),
-                conv=conv,
-                notes=notes,
-                call=call,
-                number=number,
-            )
-        )
+        convolutions.append(NetworkConvolution(tuple(names), conv, notes, call, number))
     return convolutions
 
 

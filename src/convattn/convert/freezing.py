@@ -50,7 +50,12 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     """
     require_network("model", model)
     arguments = read_arguments(model, images, may_draw=False)
-    inputs = Inputs(_freezable(model))
+    names = []  # of the attention layers without content
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, RelativeAttention) and not module.needs_content():
+                names.append(name)
+    inputs = Inputs(names)
     run_copy(model, [arguments], inputs.watch)
     if not inputs.shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
@@ -65,16 +70,6 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         with _reparametrize_module(layer, inputs.weights[name]):
             frozen[layer] = _frozen_attention(layer, sizes)
     return graft(copied, frozen)
-
-
-def _freezable(model: nn.Module) -> list[str]:
-    """Names the attention layers without content."""
-    names = []
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if isinstance(module, RelativeAttention) and not module.needs_content():
-                names.append(name)
-    return names
 
 
 def _frozen_attention(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) -> nn.Module:

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.attention_map import AttentionMap, score_tables, taps_along
+from convattn.convert.attention_map import AttentionMap, score_tables
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional import find_shifts
-from convattn.grid import Axis, Geometry, Window
+from convattn.grid import Axis, Displacements, Geometry, Window
 from convattn.layers import RelativeAttention
 
 _HARD = 1 / 8
@@ -22,44 +22,43 @@ class HardHeads(NamedTuple):
     """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key."""
 
     # From the query to the pixel, one integer per axis for each head
-    displacements: tuple[tuple[int, ...], ...]
+    displacements: Displacements
     leak: float  # Largest share of attention at other pixels
     any_size: bool  # Whether this holds for images of any size, or only for the size examined
 
     def left_out(self, window: Window) -> float:
         """Returns 0 if the displacements of all heads are taps of a window, else 1."""
-        along = zip(taps_along(window), zip(*self.displacements, strict=True), strict=True)
+        along = zip(window.taps, zip(*self.displacements, strict=True), strict=True)
         return float(not all(set(pixels) <= set(taps) for taps, pixels in along))
 
-    def trimmed(self, _mass: float) -> tuple[list[int], list[int]]:
-        """Returns the lowest and highest displacements, which leave nothing outside."""
-        along = list(zip(*self.displacements, strict=True))
-        return [min(one) for one in along], [max(one) for one in along]
+    def trimmed(self, _mass: float) -> list[range]:
+        """Returns the displacements along each axis from the lowest to the highest, which leave nothing outside."""
+        along = zip(*self.displacements, strict=True)
+        return [range(min(pixels), max(pixels) + 1) for pixels in along]
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
     ) -> Float[Tensor, "outputs channels *taps"]:
         """Returns the kernel: each head's matrix at its tap, summed where heads share a tap."""
-        kernel = maps.new_zeros(*maps.shape[1:], *window.taps)
+        kernel = maps.new_zeros(*maps.shape[1:], *map(len, window.taps))
         for displacement, matrix in zip(self.displacements, maps, strict=True):
-            places = zip(displacement, taps_along(window), strict=True)
+            places = zip(displacement, window.taps, strict=True)
             kernel[(..., *(taps.index(d) for d, taps in places))] += matrix
         return kernel
 
     def seen(self, axes: tuple[Axis, ...]) -> bool:
         """Tells whether each displacement leads from some query to a key."""
-        along = zip(*self.trimmed(0), axes, strict=True)
-        return all(axis.lowest <= low and high <= axis.highest for low, high, axis in along)
+        along = zip(self.trimmed(0), axes, strict=True)
+        return all(axis.lowest <= box[0] and box[-1] <= axis.highest for box, axis in along)
 
     def are_padded_by(self, geometry: Geometry, mode: str) -> bool:
         """Tells whether padding in `mode` holds the same beyond the keys as the nearest key, where heads lead there."""
         beyond = []  # The padding on the sides where a head of some query leads beyond the keys
-        taps = geometry.taps()
-        along = zip(*self.trimmed(0), taps[0], taps[-1], geometry.padding, strict=True)
-        for low, high, first, last, (before, after) in along:
-            if low < first:
+        along = zip(self.trimmed(0), geometry.window, geometry.padding, strict=True)
+        for box, taps, (before, after) in along:
+            if box[0] < taps[0]:
                 beyond.append(before)
-            if high > last:
+            if box[-1] > taps[-1]:
                 beyond.append(after)
         if not beyond:
             return True
@@ -80,19 +79,15 @@ def find_hard_heads(
     """
     heads = fixed_heads(layer)
     if heads is None or not heads.seen(axes):
-        heads = _heads_at_one_size(layer, axes)
-    if heads is None or not heads.are_padded_by(layer.geometry, mode):
-        return None
-    return heads
-
-
-def _heads_at_one_size(layer: RelativeAttention, axes: tuple[Axis, ...]) -> HardHeads | None:
-    if not isinstance(layer.encoding, AxisAdditiveEncoding):
-        return None
-    with torch.no_grad():
-        tables, _ = score_tables(layer, axes)
-    shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
-    return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
+        if not isinstance(layer.encoding, AxisAdditiveEncoding):
+            return None
+        with torch.no_grad():
+            tables = [table for table, _ in score_tables(layer, axes)]
+        shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
+        if shifts is None:
+            return None
+        heads = HardHeads(shifts.offsets, shifts.leak, any_size=False)
+    return heads if heads.are_padded_by(layer.geometry, mode) else None
 
 
 def fixed_heads(layer: RelativeAttention) -> HardHeads | None:
@@ -116,73 +111,77 @@ def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
 
 def own_window(geometry: Geometry) -> Window | None:
     """Returns the layer's own window, or None if no torch convolution has it with the layer's padding."""
-    first = tuple(-anchor for anchor in geometry.anchor)
-    taps = geometry.kernel_size
-    steps = geometry.dilation
+    taps = geometry.window
     if not geometry.spreads:
-        plain = Window.fit(geometry, first, taps, steps)
+        plain = Window.fit(geometry, taps)
         if plain is not None:
             return plain
-        same = Geometry.parse(len(taps), kernel_size=taps, dilation=steps, padding="same")
+        same = Geometry.parse(
+            len(taps),
+            kernel_size=geometry.kernel_size,
+            dilation=geometry.dilation,
+            padding="same",
+        )
         if replace(geometry, padding_mode="zeros") == same:
-            return Window(first, taps, steps, "same")
-    return Window.fit(geometry, first, taps, steps, transposed=True)
+            return Window(taps, "same")
+    return Window.fit(geometry, taps, transposed=True)
 
 
 def find_window(
-    heads: HardHeads | AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float
+    heads: HardHeads | AttentionMap,
+    geometry: Geometry,
+    kernel_size: tuple[int, ...] | None,
+    mass: float,
 ) -> Window | None:
     """Chooses a window for heads; None if no torch convolution has one.
 
-    Where `taps` is None this is the layer's own window if it leaves at most `mass` of each head outside, else the
-    smallest one without gaps that does. Else it has as many taps, or is the layer's own window, which is smaller, if
-    that leaves nothing outside.
+    Where `kernel_size` is None this is the layer's own window if it leaves at most `mass` of each head outside, else
+    the smallest one without gaps that does. Else it has as many taps, or is the layer's own window, which is smaller,
+    if that leaves nothing outside.
     """
     own = own_window(geometry)
-    if taps is None:
+    if kernel_size is None:
         if own is not None and heads.left_out(own) <= mass:
             return own
-        return box_window(geometry, *heads.trimmed(mass))
-    windows = sized_windows(geometry, taps)
-    if own is not None and all(map(int.__le__, own.taps, taps)) and not heads.left_out(own):
+        return box_window(geometry, heads.trimmed(mass))
+    windows = sized_windows(geometry, kernel_size)
+    is_smaller = all(map(int.__le__, geometry.kernel_size, kernel_size))
+    if own is not None and is_smaller and not heads.left_out(own):
         windows.append(own)
     return min(windows, key=heads.left_out, default=None)
 
 
-def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
-    """Returns the smallest window without gaps, from `low` to `high` at least, that keeps the layer's output size.
+def box_window(geometry: Geometry, box: Sequence[range]) -> Window | None:
+    """Returns the smallest window without gaps that holds a box at least, and keeps the layer's output size.
 
     torch pads both sides equally, so it may be larger than needed on one side. None means that no torch convolution has
     the layer's stride and input dilation.
     """
-    first = []
     taps = []
-    for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
+    for axis, inner in enumerate(box):
         holding: list[int] = []
-        span = stop - start
+        span = inner[-1] - inner[0]
         while not holding:
             starts = _starts(geometry, axis, span)
-            holding = [begin for begin in starts if begin <= start and stop <= begin + span]
+            holding = [first for first in starts if first <= inner[0] and inner[-1] <= first + span]
             span += 1
-        first.append(holding[0])
-        taps.append(span)
-    steps = (1,) * len(taps)
-    return Window.fit(geometry, tuple(first), tuple(taps), steps, transposed=geometry.spreads)
+        taps.append(range(holding[0], holding[0] + span))
+    return Window.fit(geometry, tuple(taps), transposed=geometry.spreads)
 
 
 def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Window]:
     """Returns the windows of a given size that keep the layer's output size, with its dilation and without it."""
-    windows = [own_window(geometry)]
+    windows = []
+    if geometry.kernel_size == kernel_size:
+        windows.append(own_window(geometry))
     for steps in dict.fromkeys([geometry.dilation, (1,) * len(kernel_size)]):
-        first: list[int] = []
-        for axis, (step, taps) in enumerate(zip(steps, kernel_size, strict=True)):
-            first += _starts(geometry, axis, step * (taps - 1))[:1]
-        if len(first) == len(kernel_size):
-            fitting = Window.fit(
-                geometry, tuple(first), kernel_size, steps, transposed=geometry.spreads
-            )
-            windows.append(fitting)
-    return [window for window in windows if window is not None and window.taps == kernel_size]
+        taps: list[range] = []
+        for axis, (step, count) in enumerate(zip(steps, kernel_size, strict=True)):
+            starts = _starts(geometry, axis, step * (count - 1))[:1]
+            taps += [range(first, first + step * count, step) for first in starts]
+        if len(taps) == len(kernel_size):
+            windows.append(Window.fit(geometry, tuple(taps), transposed=geometry.spreads))
+    return [window for window in windows if window is not None]
 
 
 def _starts(geometry: Geometry, axis: int, span: int) -> list[int]:

@@ -16,7 +16,7 @@ from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import AxisAdditiveEncoding, Quadratic, off_centre_mass
 from convattn.functional.torch_modes import at_least_float32, plain_float32, without_autocast
-from convattn.grid import Geometry
+from convattn.grid import Geometry, least_pixels
 from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.random_numbers import SEED, standard_normal
 from convattn.structure import dtype_name, network_digest
@@ -81,25 +81,6 @@ def rounding_bound(
     if bias is not None:
         at_zero += largest(bias.detach()) * (lost + lost_by_source)
     return RoundingBound(weights * lost + source * lost_by_source, at_zero)
-
-
-def kernel_rounding(
-    dtype: torch.dtype,
-    bias: Tensor | None,
-    kernel: Float[Tensor, "outputs channels *taps"],
-    rows: Float[Tensor, "heads outputs"],
-) -> RoundingBound:
-    """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
-    heads = len(rows)
-    channels = kernel.shape[1]
-    return rounding_bound(
-        dtype,
-        bias,
-        weights=kernel.abs().flatten(1).sum(1).max().item(),
-        source=rows.sum(0).max().item(),
-        terms=kernel[0].numel() + STEPS + heads * channels,
-        writes=kernel[0, 0].numel() + STEPS,
-    )
 
 
 def attention_leak(layer: RelativeAttention) -> float:
@@ -177,23 +158,18 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         sizes = [size + 3 + axis for axis, size in enumerate(least)]
     x = draw_images(layer, sizes, layer.like.dtype)
     with torch.no_grad(), without_autocast(x.device), plain_float32():
-        runs = _run(promise, x)
+        exact, exact_result, judged, roundings = _run(promise, x)
         stored = _by_channel(promise.stored(x), x)
     unit = largest(x)
     bound = _by_channel(promise.per_unit, x) * unit
-    roundings = Roundings(runs.source)
-    for run in runs.of_source:
-        roundings.add(run)
-    for run in runs.of_result:
-        roundings.add(run, runs.result)
-    broken = torch.zeros_like(runs.source, dtype=torch.bool)
+    broken = torch.zeros_like(exact, dtype=torch.bool)
     if not promise.to_attention:
         allowed = bound + promise.rounding(torch.float64).at(unit) + stored
-        broken = ~(errors_of(runs.result, runs.source) <= allowed)
+        broken = ~(errors_of(exact_result, exact) <= allowed)
     eps = torch.finfo(x.dtype).eps
     any_input = promise.rounding(x.dtype)
     rounding = (roundings.allowed(eps) + stored).clamp(max=any_input.at(unit))
-    error = torch.stack([errors_of(judged, runs.source) for judged in runs.judged]).amax(0)
+    error = torch.stack([errors_of(result, exact) for result in judged]).amax(0)
     broken |= ~(error <= bound + rounding)
     verdict: Verdict = "failed"
     if not broken.any():
@@ -202,8 +178,8 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
     share = torch.where(error == 0, 0.0, error / (bound + rounding)).nan_to_num(math.inf)
     worst = share.argmax()
     bound, error, rounding, scale = [
-        values.expand(runs.source.shape).flatten()[worst].item()
-        for values in (bound, error, rounding, scales(runs.source))
+        values.expand(exact.shape).flatten()[worst].item()
+        for values in (bound, error, rounding, scales(exact))
     ]
     conv = promise.conv
     source, result = (conv, layer) if promise.to_attention else (layer, conv)
@@ -241,32 +217,30 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
     )
 
 
-class _Runs(NamedTuple):
-    """What a conversion's source and its result give on the same images."""
+def _run(promise: Promise, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor], Roundings]:
+    """Runs a convolution and attention; attention as a real softmax, and where it is the result, also by itself.
 
-    source: Tensor  # In float64
-    result: Tensor  # In float64
-    of_source: list[Tensor]  # The source in its dtype, with other roundings
-    of_result: list[Tensor]  # A convolution that is the result, with other roundings
-    judged: list[Tensor]  # The result in its dtype, by each of its paths
-
-
-def _run(promise: Promise, x: Tensor) -> _Runs:
-    """Runs a convolution and attention; attention as a real softmax, and where it is the result, also by itself."""
+    Returns the source and the result in float64, the result in its dtype by each of its paths, and what rounding moves.
+    """
     layer = promise.layer
     attention = softmax_copy(layer, x.dtype)
-    exact_attention = softmax_copy(layer, torch.float64)
     if promise.to_attention and layer.content is not None:
         attention.impl = "reference"
-    exact_conv = copy.deepcopy(promise.conv).double()
     images = [x, *(rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1))]
-    of_conv = exact_conv(x.double())
-    of_attention = exact_attention(x.double())
+    of_conv = copy.deepcopy(promise.conv).double()(x.double())
+    of_attention = softmax_copy(layer, torch.float64)(x.double())
     convolved = [promise.conv(one) for one in images] + promise.in_other_orders(x)
     if promise.to_attention:
-        return _Runs(of_conv, of_attention, convolved, [], [attention(x), layer(x)])
-    attended = [attention(one) for one in images]
-    return _Runs(of_attention, of_conv, attended, convolved, convolved[:1])
+        roundings = Roundings(of_conv)
+        for run in convolved:
+            roundings.add(run)
+        return of_conv, of_attention, [attention(x), layer(x)], roundings
+    roundings = Roundings(of_attention)
+    for one in images:
+        roundings.add(attention(one))
+    for run in convolved:
+        roundings.add(run, of_conv)
+    return of_attention, of_conv, convolved[:1], roundings
 
 
 def _by_channel(numbers: Tensor | float, x: Tensor) -> Tensor:
@@ -289,13 +263,12 @@ def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dty
 
 def smallest_image(geometry: Geometry) -> list[int]:
     """Returns the smallest sizes for which the padded image holds the window."""
-    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
     sizes = []
-    for axis, (before, after) in enumerate(geometry.padding):
-        repeated = 1 if slack is None else max(before, after) + slack
-        window = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1)
-        beyond = window - before - after
-        steps = -(-beyond // geometry.input_dilation[axis])
+    along = zip(geometry.window, geometry.padding, geometry.input_dilation, strict=True)
+    for taps, pads, gap in along:
+        repeated = least_pixels(geometry.padding_mode, max(pads))
+        beyond = taps[-1] - taps[0] - sum(pads)
+        steps = -(-beyond // gap)
         sizes.append(max(1, repeated, steps + 1))
     return sizes
 

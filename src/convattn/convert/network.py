@@ -35,7 +35,7 @@ from convattn.convert.network_runs import (
     run_copy,
     without_modes,
 )
-from convattn.convert.surgery import graft, names_by_module, require_network
+from convattn.convert.surgery import Patterns, graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, AnyConvolution, maps_of
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
@@ -57,8 +57,8 @@ def network_to_attention(
     sharpness: float | None = None,
     impl: str = "auto",
     content: bool | Content = False,
-    include: str | Sequence[str] | None = None,
-    exclude: str | Sequence[str] | None = None,
+    include: Patterns = None,
+    exclude: Patterns = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
@@ -204,8 +204,8 @@ def network_to_conv(
     kernel_size: int | None = None,
     mass: float | None = None,
     borders: str = "plain",
-    include: str | Sequence[str] | None = None,
-    exclude: str | Sequence[str] | None = None,
+    include: Patterns = None,
+    exclude: Patterns = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every attention layer that does not depend on content by a convolution.

@@ -75,12 +75,10 @@ def normalise(
     weight = layer.like
     kind = torch.promote_types(weight.dtype, torch.float32)
     axes = unit_steps(layer.geometry, sizes)
-    tables, parts = score_tables(layer, axes)
-    tables = [table - highest(table) for table in tables]  # 0 at most
-    _require_weight_at_home(layer, tables, parts, kind)
-    kernels = []
-    for table, part in zip(tables, parts, strict=True):
-        kernels.append(_cut(table, part, mass / len(parts), kind))
+    # scores of 0 at most
+    parts = [(table - highest(table), part) for table, part in score_tables(layer, axes)]
+    _require_weight_at_home(layer, parts, kind)
+    kernels = [_cut(table, part, mass / len(parts), kind) for table, part in parts]
     conv = NormalisedConv(
         layer.in_channels,
         layer.out_channels,
@@ -94,10 +92,14 @@ def normalise(
         dtype=weight.dtype,
         **asdict(layer.geometry),
     )
-    _copy_weights(layer, conv)
+    factors = [factor for factor in layer.values.factors()[:2] if factor is not None]
+    sources = zip(factors, layer.values.parameters(), strict=True)
     with torch.no_grad():
+        for value, (factor, own) in zip(conv.values.parameters(), sources, strict=True):
+            value.copy_(factor).requires_grad_(own.requires_grad)
         for scores, kernel in zip(conv.scores, kernels, strict=True):
             scores.copy_(kernel.scores)
+    conv.bias = copy.deepcopy(layer.bias)
     learns = any(parameter.requires_grad for parameter in layer.encoding.parameters())
     conv.scores.requires_grad_(learns)
     missed = 2 * torch.stack([kernel.missed for kernel in kernels]).sum(0) + 2 * content_share
@@ -115,24 +117,14 @@ def normalise(
     )
 
 
-def _copy_weights(layer: RelativeAttention, conv: NormalisedConv) -> None:
-    factors = [factor for factor in layer.values.factors()[:2] if factor is not None]
-    sources = zip(factors, layer.values.parameters(), strict=True)
-    with torch.no_grad():
-        for value, (factor, own) in zip(conv.values.parameters(), sources, strict=True):
-            value.copy_(factor).requires_grad_(own.requires_grad)
-    conv.bias = copy.deepcopy(layer.bias)
-
-
 def _require_weight_at_home(
     layer: RelativeAttention,
-    tables: Sequence[Tensor],
-    parts: Sequence[tuple[Axis, ...]],
+    parts: Sequence[tuple[Tensor, tuple[Axis, ...]]],
     kind: torch.dtype,
 ) -> None:
     """Raises unless the dtype holds the weight of every head at displacement 0, which every query sees."""
     scores: Any = 0.0
-    for table, part in zip(tables, parts, strict=True):
+    for table, part in parts:
         middle = [-axis.lowest for axis in part]
         scores = scores + table[(..., *middle)]
     depth = -scores.min().item()
@@ -146,11 +138,11 @@ def _require_weight_at_home(
 def _cut(table: Tensor, part: tuple[Axis, ...], mass: float, kind: torch.dtype) -> _CutKernel:
     """Cuts scores to a box that leaves at most `mass` of any query's attention outside."""
     attention = AttentionMap.of_scores(table, part)
-    low, high = replace(attention, weights=attention.shares()).trimmed(mass)
+    kept = replace(attention, weights=attention.shares()).trimmed(mass)
     box = []
     sides = []
-    for first, last, axis in zip(low, high, part, strict=True):
-        reach = max(-first, last, 0)
+    for along, axis in zip(kept, part, strict=True):
+        reach = max(-along[0], along[-1], 0)
         start = max(-reach, axis.lowest)
         stop = min(reach, axis.highest)
         box.append((start, stop))

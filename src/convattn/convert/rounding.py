@@ -91,13 +91,13 @@ class Roundings:
     def __init__(self, exact: Float[Tensor, "*shape"]) -> None:
         """Takes what the runs are compared with, unless another reference is given with them."""
         self._exact = exact
-        self._groups = _groups(exact.ndim)
-        self._runs: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self._groups]
+        # of each group, the largest error in every run, and how many are alike
+        self._runs = {pooled: list[tuple[Tensor, Tensor]]() for pooled in _groups(exact.ndim)}
 
     def add(self, x: Tensor, exact: Tensor | None = None) -> None:
         """Adds a run, with its own reference if it has one."""
         errors = errors_of(x, self._exact if exact is None else exact)
-        for runs, pooled in zip(self._runs, self._groups, strict=True):
+        for pooled, runs in self._runs.items():
             most = _most(errors, pooled)
             alike = errors > _ALIKE * most
             runs.append((most, alike.sum(pooled, keepdim=True) if pooled else alike.long()))
@@ -105,7 +105,7 @@ class Roundings:
     def allowed(self, eps: float) -> Float[Tensor, "*shape"]:
         """Returns the error of each element that rounding explains; `eps` is that of the dtype."""
         bound = torch.full_like(self._exact, math.inf)
-        for runs in self._runs:
+        for runs in self._runs.values():
             most, counts = map(torch.stack, zip(*runs, strict=True))
             highest = most.amax(0)
             counts = counts * (most > _ALIKE * highest)

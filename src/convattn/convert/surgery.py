@@ -3,12 +3,16 @@
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from torch import nn
 from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.errors import ArgumentError, must_be, must_be_a, require
 from convattn.structure import is_own_hook, replaced_methods
+
+Patterns: TypeAlias = str | Sequence[str] | None
+"""A pattern of names, or several; None where nothing is asked."""
 
 _CALLS = (
     "_forward_hooks",
@@ -37,7 +41,7 @@ def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def patterns(
-    argument: str, value: str | Sequence[str] | None, names: Sequence[str], kind: str | None
+    argument: str, value: Patterns, names: Sequence[str], kind: str | None
 ) -> tuple[str, ...] | None:
     """Reads the name patterns given as `argument`: one, several or None.
 
@@ -47,8 +51,8 @@ def patterns(
         return None
     several = (value,) if isinstance(value, str) else value
     are_texts = isinstance(several, Sequence) and all(isinstance(item, str) for item in several)
-    if not are_texts or not several:
-        raise ArgumentError(must_be(argument, "a name pattern or a sequence of them", value))
+    expectation = "a name pattern or a sequence of them"
+    require(are_texts and several, argument, expectation, value)
     for pattern in several:
         if names and not matches(names, (pattern,)):
             example = get_close_matches(pattern, names, n=1, cutoff=0.0)[0] or "*"

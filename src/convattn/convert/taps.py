@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
 from convattn.functional import add_bias, pad_keys
-from convattn.grid import Geometry
+from convattn.grid import Displacements, Geometry
 from convattn.layers import (
     NormalisedConv,
     RelativeAttention,
@@ -72,7 +72,7 @@ class Taps:
     # Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride
     geometry: Geometry
     # Δ_t, from the query to the tap, in pixels; row-major over the window
-    displacements: tuple[tuple[int, ...], ...]
+    displacements: Displacements
     maps: Float[Tensor, "taps outputs channels"]  # W[t], (taps, outputs, inputs // groups)
     bias: Float[Tensor, " outputs"] | None  # b, (outputs,), or None
     inputs: int  # Channels in

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,12 @@ from convattn.convert.hard_heads import (
     unit_steps,
 )
 from convattn.convert.layer_check import (
+    STEPS,
     Promise,
     certify_layer,
     draw_images,
-    kernel_rounding,
     largest,
+    rounding_bound,
     smallest_image,
     softmax_copy,
 )
@@ -47,9 +49,10 @@ from convattn.errors import (
     UnsupportedModelError,
     lacks_memory,
     must_be,
+    require,
     require_name,
 )
-from convattn.grid import Geometry, PerAxis, Window, axis_lists
+from convattn.grid import Geometry, PerAxis, Window, axis_lists, least_pixels
 from convattn.layers import FactoredValues, MergedValues, NormalisedConv, RelativeAttention
 from convattn.random_numbers import keep_random_state
 
@@ -124,7 +127,9 @@ def attention_to_conv(
     taps = None
     if kernel_size is not None:
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
-        _require_small(taps, layer)
+        numbers = math.prod(taps) * layer.in_channels * layer.out_channels
+        expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
+        require(numbers <= _MOST_NUMBERS, "kernel_size", expectation, taps)
     require_options(kernel_size, mass, borders)
     eps = torch.finfo(layer.like.dtype).eps
     mass = mass or eps
@@ -157,20 +162,12 @@ def attention_to_conv(
         ) from error
 
 
-def _require_small(taps: tuple[int, ...], layer: RelativeAttention) -> None:
-    """Raises if a kernel of this size has too many numbers."""
-    numbers = math.prod(taps) * layer.in_channels * layer.out_channels
-    if numbers > _MOST_NUMBERS:
-        expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
-        raise ArgumentError(must_be("kernel_size", expectation, taps))
-
-
 def require_options(kernel_size: PerAxis | None, mass: float | None, borders: str) -> None:
     """Raises unless options are known and in range, and `borders` leaves the window to choose."""
     require_share("mass", mass)
     require_name("borders", borders, _BORDERS)
-    if borders != "plain" and kernel_size is not None:
-        raise ArgumentError(must_be("borders", '"plain" with a kernel_size', borders))
+    if kernel_size is not None:
+        require(borders == "plain", "borders", '"plain" with a kernel_size', borders)
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:
@@ -228,9 +225,12 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         sizes = axis_lists("spatial", spatial, layer.dims, least=1)
         layer.encoding.require_axes(unit_steps(geometry, sizes))
         return sizes
-    extent = layer.encoding.extent
-    if extent:
-        return _sizes_of_table(geometry, extent)
+    if layer.encoding.extent:
+        pixels = []  # of images that just use the whole table
+        along = zip(layer.encoding.extent, geometry.padding, geometry.input_dilation, strict=True)
+        for keys, pads, gap in along:
+            pixels.append(max(1, (keys - sum(pads) - 1) // gap + 1))
+        return tuple(pixels)
     heads = fixed_heads(layer)
     least = smallest_image(geometry)
     extra = 4
@@ -254,27 +254,18 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         extra += extra // 2
 
 
-def _sizes_of_table(geometry: Geometry, extent: Sequence[int]) -> tuple[int, ...]:
-    """Returns the sizes of images that just use a whole table."""
-    sizes = []
-    for keys, pads, step in zip(extent, geometry.padding, geometry.input_dilation, strict=True):
-        pixels = (keys - sum(pads) - 1) // step + 1
-        sizes.append(max(1, pixels))
-    return tuple(sizes)
-
-
 def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequence[int]) -> str:
     """Returns the padding mode, the layer's own if no tap needs another; raises if torch cannot pad such images so."""
     if window.within(geometry):
         mode = geometry.padding_mode
-    slack = {"reflect": 1, "circular": 0}.get(mode)
-    if slack is None or window.padding == "same":
+    if window.padding == "same":
         return mode
     for axis, (pixels, size) in enumerate(zip(window.padding, sizes, strict=True)):
-        if pixels > size - slack:
+        needed = least_pixels(mode, pixels)
+        if size < needed:
             raise ConversionError(
-                f"cannot convert: {mode} padding of {pixels} along axis {axis} needs images of at least"
-                f" {pixels + slack} pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
+                f"cannot convert: {mode} padding of {pixels} along axis {axis} needs images of at least {needed}"
+                f" pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
             )
     return mode
 
@@ -314,10 +305,9 @@ def choose_kernel(
         return KernelChoice(kernel, window, mode, errors, hard.leak, hard.any_size)
     attention = AttentionMap.of(layer, axes)
     window = find_window(attention, geometry, taps, mass)
-    if window is None and taps is not None:
-        size = "the layer's output size (odd instead of even, or even instead of odd)"
-        expectation = f"one with which a torch convolution gives {size}"
-        raise ArgumentError(must_be("kernel_size", expectation, taps))
+    size = "the layer's output size (odd instead of even, or even instead of odd)"
+    expectation = f"one with which a torch convolution gives {size}"
+    require(window or taps is None, "kernel_size", expectation, taps)
     if window is None:
         raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
     mode = _paddable_mode(window, geometry, mode, sizes)
@@ -354,7 +344,7 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     weight = choice.kernel
     options: dict[str, Any] = {
         "padding": window.padding,
-        "dilation": window.steps,
+        "dilation": tuple(taps.step for taps in window.taps),
         "groups": layer.groups,
     }
     if window.output_padding is None:
@@ -386,13 +376,21 @@ def promise_kernel(
     dtype = conv.weight.dtype
     errors = choice.errors + 2 * content_share
     rounded = (kernel - kernel.to(dtype).double()).abs().flatten(1).sum(1)
+    rounding = partial(
+        rounding_bound,
+        bias=conv.bias,
+        weights=kernel.abs().flatten(1).sum(1).max().item(),
+        source=rows.sum(0).max().item(),
+        terms=kernel[0].numel() + STEPS + len(rows) * kernel.shape[1],
+        writes=kernel[0, 0].numel() + STEPS,
+    )
     return Promise(
         conv=conv,
         layer=layer,
         exact=errors.max().item() <= torch.finfo(dtype).eps,
         leak=choice.leak + content_share,
         per_unit=(errors.mT @ rows).amax(0),
-        rounding=lambda dtype: kernel_rounding(dtype, conv.bias, kernel, rows),
+        rounding=rounding,
         any_size=choice.any_size,
         stored=lambda x: rounded * largest(x),
         in_other_orders=lambda x: [summed_otherwise(conv, x)],

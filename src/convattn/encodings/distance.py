@@ -47,11 +47,6 @@ class Distance(Encoding):
         self.inner = nn.Linear(dims, self.hidden)
         self.outer = nn.Linear(self.hidden, num_heads, bias=False)
 
-    @property
-    def feature_width(self) -> int:
-        """Number of hidden units."""
-        return self.hidden
-
     def options(self) -> dict[str, Any]:
         """Returns hidden."""
         return {"hidden": self.hidden}
@@ -109,11 +104,6 @@ class AxialDistance(AxisAdditiveEncoding):
         super().__init__(num_heads, dims)
         self.hidden = whole_number("hidden", hidden)
         self.axes = nn.ModuleList(Distance(num_heads, 1, hidden=hidden) for _ in range(dims))
-
-    @property
-    def feature_width(self) -> int:
-        """Number of hidden units of all axes."""
-        return self.dims * self.hidden
 
     def options(self) -> dict[str, Any]:
         """Returns hidden."""

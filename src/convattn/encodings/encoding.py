@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be
-from convattn.grid import Axis, whole_number
+from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be, require
+from convattn.grid import Axis, Displacements, whole_number
 from convattn.structure import is_own_hook
 
 
@@ -65,16 +65,14 @@ def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
         raise ArgumentError(must_be(name, expected, value)) from None
     if numbers.shape not in (shape[1:], shape):
         raise ShapeError(must_be(name, expected, tuple(numbers.shape)))
-    if not torch.isfinite(numbers).all():
-        raise ArgumentError(must_be(name, "finite", numbers.tolist()))
+    require(torch.isfinite(numbers).all(), name, "finite", numbers.tolist())
     return numbers.expand(shape)
 
 
 def require_positive(name: str, numbers: Tensor, value: Any) -> None:
     """Raises ArgumentError unless numbers are positive and finite as they will be read, in the parameter's dtype."""
-    if not (numbers.isfinite() & (numbers > 0)).all():
-        expected = f"a positive finite number in {numbers.dtype}"
-        raise ArgumentError(must_be(name, expected, value))
+    positive = numbers.isfinite() & (numbers > 0)
+    require(positive.all(), name, f"a positive finite number in {numbers.dtype}", value)
 
 
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
@@ -94,8 +92,8 @@ class Encoding(nn.Module, ABC):
     column). Scores are computed in the dtype of the displacements, whatever the dtype of the parameters.
 
     A subclass must write only `score`. It also writes `options` if its constructor has arguments of its own,
-    `feature_width` and `feature_vectors` if scores are linear in features that the heads share, and sets `extent` if it
-    does not hold every displacement. These check no arguments; `forward`, `table` and `features` do.
+    `feature_vectors` if scores are linear in features that the heads share, and sets `extent` if it does not hold every
+    displacement. These check no arguments; `forward`, `table` and `features` do.
     Layers do not call it, so hooks on it are refused unless they compute its parameters; hooks on its submodules run.
 
     Attributes:
@@ -119,7 +117,7 @@ class Encoding(nn.Module, ABC):
     extent: tuple[int, ...] = ()
     """E along each axis: the encoding holds displacements from −(E − 1) to E − 1, as a table does; () holds all."""
 
-    fixed_displacements: tuple[tuple[int, ...], ...] | None = None
+    fixed_displacements: Displacements | None = None
     """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
 
     if TYPE_CHECKING:
@@ -205,10 +203,9 @@ class Encoding(nn.Module, ABC):
             ArgumentError: The encoding's score is not a linear function of features shared by the heads, a displacement
                 is one that `forward` refuses, or the encoding has a hook that would be ignored.
         """
-        self._require_features()
         self._require_points(displacement)
         compute_parameters(self)
-        return self.feature_vectors(displacement)
+        return self._require_features(self.feature_vectors(displacement))
 
     def grid_features(
         self,
@@ -220,10 +217,10 @@ class Encoding(nn.Module, ABC):
 
         An encoding without features raises ArgumentError.
         """
-        self._require_features()
         self.require_axes(axes)
         compute_parameters(self)
-        return self.feature_vectors(_every_displacement(axes, dtype, device)).flatten(0, -2)
+        vectors = self.feature_vectors(_every_displacement(axes, dtype, device))
+        return self._require_features(vectors).flatten(0, -2)
 
     def require_axes(self, axes: Sequence[Axis]) -> None:
         """Checks that the encoding holds every displacement of a grid.
@@ -271,28 +268,24 @@ class Encoding(nn.Module, ABC):
 
     @property
     def feature_width(self) -> int:
-        """Width D_p of `features`; 0, the default, if the score is not linear in shared features."""
-        return 0
+        """Width D_p of `features`; 0 if the score is not linear in shared features."""
+        like = [*self.parameters(), *self.buffers(), torch.empty(0)][0]
+        return self.feature_vectors(torch.zeros(1, self.dims, device=like.device)).shape[-1]
 
     def feature_vectors(
         self, displacement: Float[Tensor, "*points dims"]
     ) -> Float[Tensor, "*points width"]:
-        """Returns the features of valid displacements; a subclass with a `feature_width` writes it.
+        """Returns the features of valid displacements; a subclass whose score is linear in some writes it.
 
         Args:
             displacement: As in `score`.
 
         Returns:
-            r_δ, (*points, feature_width).
-
-        Raises:
-            NotImplementedError: The subclass has not written it.
+            r_δ, (*points, feature_width), by default of width 0.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has a feature_width, so it must have feature_vectors"
-        )
+        return displacement[..., :0]
 
-    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+    def hard_displacements(self) -> tuple[Displacements, float] | None:
         """Returns the pixel that each head looks at, and a bound on the attention that it gives to others.
 
         It holds on images of any size; where a displacement leads beyond the keys, the nearest key counts. None if
@@ -329,10 +322,11 @@ class Encoding(nn.Module, ABC):
         """Returns the module on one line."""
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    def _require_features(self) -> None:
-        if not self.feature_width:
-            expected = "one with features shared by all heads, for content–position scores"
-            raise ArgumentError(must_be("encoding", expected, type(self).__name__))
+    def _require_features(self, vectors: Tensor) -> Tensor:
+        """Returns features; raises ArgumentError if there are none."""
+        expected = "one with features shared by all heads, for content–position scores"
+        require(vectors.shape[-1], "encoding", expected, type(self).__name__)
+        return vectors
 
     def _require_points(self, displacement: Tensor) -> None:
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
@@ -373,8 +367,8 @@ class Encoding(nn.Module, ABC):
 class AxisAdditiveEncoding(Encoding):
     """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a).
 
-    Layers then take one softmax per axis. A subclass writes `axis_score`, and `feature_width` and
-    `axis_feature_vectors` if scores are linear in features that the heads share.
+    Layers then take one softmax per axis. A subclass writes `axis_score`, and `axis_feature_vectors` if scores are
+    linear in features that the heads share.
 
     Example:
         >>> class Near(AxisAdditiveEncoding):
@@ -426,11 +420,11 @@ class AxisAdditiveEncoding(Encoding):
 
         Arguments and errors are those of `table`; an encoding without features raises ArgumentError.
         """
-        self._require_features()
         self.require_axes(axes)
         compute_parameters(self)
         along_axes = [axis.displacements(device, dtype) for axis in axes]
-        return list(map(self.axis_feature_vectors, count(), along_axes))
+        vectors = map(self.axis_feature_vectors, count(), along_axes)
+        return list(map(self._require_features, vectors))
 
     @abstractmethod
     def axis_score(
@@ -447,7 +441,9 @@ class AxisAdditiveEncoding(Encoding):
         """
 
     def axis_feature_vectors(
-        self, axis: int, displacement: Float[Tensor, "*points"]
+        self,
+        axis: int,  # noqa: ARG002 - as subclasses have it
+        displacement: Float[Tensor, "*points"],
     ) -> Float[Tensor, "*points width"]:
         """Returns the features of valid displacements along one axis, which add up over the axes to r_δ.
 
@@ -456,14 +452,9 @@ class AxisAdditiveEncoding(Encoding):
             displacement: Displacements along it, in pixels.
 
         Returns:
-            The axis's part, (*points, feature_width).
-
-        Raises:
-            NotImplementedError: The subclass has not written it.
+            The axis's part, (*points, feature_width), by default of width 0.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has a feature_width, so it must have axis_feature_vectors"
-        )
+        return displacement[..., None][..., :0]
 
     def score(self, displacement: Tensor) -> Tensor:
         """Adds up the scores of the axes."""

@@ -14,7 +14,8 @@ from convattn.encodings.quadratic import (
     as_displacements,
     kernel_taps,
 )
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require
+from convattn.grid import Displacements
 
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
@@ -69,12 +70,12 @@ class Shift(QuadraticFeatures):
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
         numbers = read_numbers("displacements", displacements, (self.num_heads, self.dims))
-        if (numbers != numbers.round()).any():
-            raise ArgumentError(must_be("displacements", "integers", displacements))
+        is_whole = numbers == numbers.round()
+        require(is_whole.all(), "displacements", "integers", displacements)
         self.fixed_displacements = as_displacements(numbers)
 
     @property
-    def displacements(self) -> tuple[tuple[int, ...], ...]:
+    def displacements(self) -> Displacements:
         """Δ_h in pixels, for each head; to change them, make another encoding."""
         assert self.fixed_displacements is not None
         return self.fixed_displacements

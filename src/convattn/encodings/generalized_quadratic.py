@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from convattn.encodings.encoding import Encoding, read_numbers, write_parameter
 from convattn.encodings.quadratic import Centres, starting_centres
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 
 
 @final
@@ -61,26 +61,20 @@ class GeneralizedQuadratic(Encoding):
         matrices = read_numbers("precision", value, tuple(self.shape.shape))
         largest = matrices.abs().amax((-2, -1), keepdim=True)
         rounding = self.dims * torch.finfo(dtype).eps * largest
-        asymmetric = (matrices - matrices.mT).abs() > rounding
+        symmetric = (matrices - matrices.mT).abs() <= rounding
         factors, failed = torch.linalg.cholesky_ex((matrices + matrices.mT) / 2)
         shape = factors.mT.to(dtype)
         rounded = shape.mT @ shape  # as it will be read
         positive = rounded.diagonal(dim1=-2, dim2=-1) > 0
-        definite = positive.all() and rounded.isfinite().all()
-        if failed.any() or asymmetric.any() or not definite:
-            expected = f"symmetric and positive definite in {dtype}"
-            raise ArgumentError(must_be("precision", expected, value))
+        definite = positive.all() and rounded.isfinite().all() and not failed.any()
+        expected = f"symmetric and positive definite in {dtype}"
+        require(definite and symmetric.all(), "precision", expected, value)
         write_parameter(self, "shape", shape)
 
     @property
     def head_shapes(self) -> Float[Tensor, "heads dims dims"]:
         """S."""
         return self.shape
-
-    @property
-    def feature_width(self) -> int:
-        """Number of monomials of degree one and two."""
-        return self.dims * (self.dims + 1) // 2 + self.dims
 
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""

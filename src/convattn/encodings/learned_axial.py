@@ -63,11 +63,6 @@ class LearnedAxial(AxisAdditiveEncoding):
             vectors = torch.randn(dims, num_heads, self.width)
             self.head_vectors = nn.Parameter(0.02 * vectors)
 
-    @property
-    def feature_width(self) -> int:
-        """The axes' vectors, concatenated."""
-        return self.dims * self.width
-
     def options(self) -> dict[str, Any]:
         """Returns extent, width and head_vectors."""
         return {

@@ -16,7 +16,8 @@ from convattn.encodings.encoding import (
     require_positive,
     write_parameter,
 )
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require
+from convattn.grid import Displacements
 
 _FARTHEST = 1 << 20
 """Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
@@ -53,7 +54,7 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
     return list(product(range(-reach, reach + 1), repeat=dims))
 
 
-def as_displacements(numbers: Float[Tensor, "heads dims"]) -> tuple[tuple[int, ...], ...]:
+def as_displacements(numbers: Float[Tensor, "heads dims"]) -> Displacements:
     """Returns whole numbers of pixels, one displacement per head."""
     return tuple(tuple(map(int, head)) for head in numbers.tolist())
 
@@ -86,8 +87,7 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
         >>> round(off_centre_mass(5.0, dims=2), 4)
         0.0271
     """
-    if not sharpness > 0:
-        raise ArgumentError(must_be("sharpness", "above 0", sharpness))
+    require(sharpness > 0, "sharpness", "above 0", sharpness)
     if sharpness >= math.pi:
         return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
     # Jacobi's identity: the sum over the dual lattice converges where this one is slow
@@ -104,14 +104,9 @@ def _gaussian_tail(sharpness: float) -> float:
 class QuadraticFeatures(AxisAdditiveEncoding):
     """An encoding whose score −α‖δ − Δ‖² is linear in r_δ = (‖δ‖², δ₁, …, δ_n)."""
 
-    @property
-    def feature_width(self) -> int:
-        """D_p = n + 1."""
-        return self.dims + 1
-
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
-        features = displacement.new_zeros(*displacement.shape, self.feature_width)
+        features = displacement.new_zeros(*displacement.shape, self.dims + 1)
         features[..., 0] = displacement**2
         features[..., 1 + axis] = displacement
         return features
@@ -179,7 +174,7 @@ class Quadratic(QuadraticFeatures):
         require_positive("sharpness", roots.to(dtype) ** 2 / 2, value)
         write_parameter(self, "root_sharpness", roots)
 
-    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+    def hard_displacements(self) -> tuple[Displacements, float] | None:
         """Returns the pixels nearest to the centres, and a bound on the attention elsewhere; None if they are too far.
 
         A head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most

@@ -1,7 +1,6 @@
 """Encodings by name: those of the library, and those that a user has registered."""
 
 import inspect
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -19,7 +18,14 @@ from convattn.encodings.linear_distance import LinearDistance
 from convattn.encodings.quadratic import Quadratic
 from convattn.encodings.score_function import ScoreFunction
 from convattn.encodings.sinusoidal import Sinusoidal
-from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
+from convattn.errors import (
+    ArgumentError,
+    UnknownNameError,
+    UnsupportedModelError,
+    must_be,
+    require,
+)
+from convattn.record import is_json
 
 _known: dict[str, type[Encoding]] = {
     "quadratic": Quadratic,
@@ -62,10 +68,10 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         Near(num_heads=3, dims=2)
     """
     is_encoding = isinstance(kind, type) and issubclass(kind, Encoding)
-    if not is_encoding or inspect.isabstract(kind):
-        raise ArgumentError(must_be("kind", "a subclass of Encoding that can be built", kind))
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
+    can_be_built = is_encoding and not inspect.isabstract(kind)
+    require(can_be_built, "kind", "a subclass of Encoding that can be built", kind)
+    is_name = isinstance(name, str) and name.isidentifier()
+    require(is_name, "name", "a name of letters, digits and underscores", name)
     other = _known.get(name, kind)
     # A class that a notebook's cell defines again is another object of the same name.
     same_module = other.__module__ == kind.__module__
@@ -100,8 +106,7 @@ def create_encoding(name: str, num_heads: int, dims: int, **options: Any) -> Enc
     kind = ENCODINGS[name]
     known = _arguments(kind)
     for option in options:
-        if option not in known:
-            raise ArgumentError(must_be(f"option of encoding {name!r}", f"one of {known}", option))
+        require(option in known, f"option of encoding {name!r}", f"one of {known}", option)
     return kind(num_heads, dims, **options)
 
 
@@ -174,11 +179,7 @@ def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
     for name in _arguments(kind):
         if name not in options:
             raise UnsupportedModelError(f"{refusal} return its argument {name!r}")
-    try:
-        is_json = json.loads(json.dumps(options)) == options
-    except (TypeError, ValueError):
-        is_json = False
-    if not is_json:
+    if not is_json(options):
         raise UnsupportedModelError(f"{refusal} be JSON types, but are {options}")
 
 

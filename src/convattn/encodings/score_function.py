@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from convattn.encodings.encoding import Encoding
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 
 
 @final
@@ -39,8 +39,8 @@ class ScoreFunction(Encoding):
             ArgumentError: A size is out of range, or the function is a class or cannot be called.
         """
         super().__init__(num_heads, dims)
-        if isinstance(function, type) or not callable(function):
-            raise ArgumentError(must_be("function", "a function of displacements", function))
+        is_function = callable(function) and not isinstance(function, type)
+        require(is_function, "function", "a function of displacements", function)
         self.function = function
 
     def extra_repr(self) -> str:

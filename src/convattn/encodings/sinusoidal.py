@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import AxisAdditiveEncoding, place_along_axis
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 from convattn.grid import whole_number
 
 
@@ -43,16 +43,10 @@ class Sinusoidal(AxisAdditiveEncoding):
         """
         super().__init__(num_heads, dims)
         self.frequencies = whole_number("frequencies", frequencies)
-        if not 1 < max_period < math.inf:
-            raise ArgumentError(must_be("max_period", "a finite number above 1", max_period))
+        require(1 < max_period < math.inf, "max_period", "a finite number above 1", max_period)
         self.max_period = float(max_period)
         vectors = torch.randn(dims, num_heads, 2 * self.frequencies)
         self.head_vectors = nn.Parameter(0.02 * vectors)
-
-    @property
-    def feature_width(self) -> int:
-        """Sines and cosines of all axes."""
-        return self.dims * 2 * self.frequencies
 
     def options(self) -> dict[str, Any]:
         """Returns frequencies and max_period."""

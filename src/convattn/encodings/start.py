@@ -11,7 +11,7 @@ from convattn.encodings.encoding import Encoding
 from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.sinusoidal import Sinusoidal
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 from convattn.grid import Axis
 
 _FLATTER = AxialDistance | Distance | LearnedTable | Sinusoidal
@@ -43,9 +43,8 @@ def start_like_table(encoding: Encoding, *, size: int, width: int) -> None:
     are linear, so that their shape is the encoding's own. The table is drawn for this, with vectors of the given width.
     Raises ArgumentError unless the encoding starts flatter than a table.
     """
-    if not isinstance(encoding, _FLATTER):
-        expected = f'"network" with {type(encoding).__name__}'
-        raise ArgumentError(must_be("position_start", expected, "table"))
+    expected = f'"network" with {type(encoding).__name__}'
+    require(isinstance(encoding, _FLATTER), "position_start", expected, "table")
     if next(encoding.parameters()).is_meta:
         return
     for module in encoding.modules():

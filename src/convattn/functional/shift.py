@@ -18,7 +18,7 @@ from torch.nn import functional
 from convattn.functional.convolution import convolve, convolve_transposed
 from convattn.functional.path import Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, pad_keys
-from convattn.grid import Axis, Geometry, Window
+from convattn.grid import Axis, Displacements, Geometry, Window
 
 _TAPS = 2
 """Most taps per head of a convolution that is taken by itself. Beside one softmax per axis, a kernel with 2.25 taps per
@@ -29,7 +29,7 @@ four heads, forward and with gradients, float32, one busy core)."""
 class WindowConvolution(NamedTuple):
     """What else a convolution needs whose taps are those of a layer's window, for images of any size."""
 
-    displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
+    displacements: Displacements  # the taps, row by row
     smallest: int  # least number of pixels of an image along each axis
     padding: tuple[int, ...]
 
@@ -45,16 +45,14 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
     """
     if not _pads_zeros(geometry):
         return None
-    first = tuple(-pixels for pixels in geometry.anchor)
-    window = Window.fit(geometry, first, geometry.kernel_size, geometry.dilation)
+    window = Window.fit(geometry, geometry.window)
     if window is None:
         return None
     padding = []
     smallest = 1
-    for axis, pixels in enumerate(window.padding):
+    for taps, pixels in zip(window.taps, window.padding, strict=True):
         assert isinstance(pixels, int)
-        span = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) + 1
-        smallest = max(smallest, span - 2 * pixels)
+        smallest = max(smallest, taps[-1] - taps[0] + 1 - 2 * pixels)
         padding.append(pixels)
     return WindowConvolution(geometry.taps(), smallest, tuple(padding))
 
@@ -68,28 +66,23 @@ class Shifts(NamedTuple):
     """Where hard heads look."""
 
     # Displacement of each head. Where it leads out of the image, the head looks at the nearest key.
-    offsets: tuple[tuple[int, ...], ...]
+    offsets: Displacements
     leak: float  # largest share of attention, over heads and queries, that is not at that key
 
     @property
-    def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The kernel that holds all heads: (first displacement, taps, dilation) per axis."""
-        first = []
+    def window(self) -> tuple[range, ...]:
+        """The kernel that holds all heads: displacements of its taps along each axis."""
         taps = []
-        steps = []
         for along in zip(*self.offsets, strict=True):
             low = min(along)
-            high = max(along)
             step = math.gcd(*(offset - low for offset in along)) or 1
-            first.append(low)
-            taps.append((high - low) // step + 1)
-            steps.append(step)
-        return tuple(first), tuple(taps), tuple(steps)
+            taps.append(range(low, max(along) + 1, step))
+        return tuple(taps)
 
     @property
     def is_compact(self) -> bool:
         """Whether the kernel that holds all heads has few taps beside them."""
-        return math.prod(self.window[1]) <= _TAPS * len(self.offsets)
+        return math.prod(map(len, self.window)) <= _TAPS * len(self.offsets)
 
 
 def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis]) -> Shifts:
@@ -119,18 +112,16 @@ def _as_transposed_kernel(
 def _by_tap(
     maps: Tensor,
     offsets: Sequence[tuple[int, ...]],
-    first: Sequence[int],
-    taps: Sequence[int],
-    steps: Sequence[int],
+    window: Sequence[range],
 ) -> Float[Tensor, "taps outputs channels"]:
     """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
-    count = math.prod(taps)
+    count = math.prod(map(len, window))
     heads_at: list[list[Tensor]] = [[] for _ in range(count)]
     in_order = len(offsets) == count
     for head, offset in enumerate(offsets):
         place = 0
-        for value, low, step, size in zip(offset, first, steps, taps, strict=True):
-            place = place * size + (value - low) // step
+        for value, taps in zip(offset, window, strict=True):
+            place = place * len(taps) + (value - taps.start) // taps.step
         heads_at[place].append(maps[head])
         in_order = in_order and place == head
     if in_order:
@@ -140,11 +131,11 @@ def _by_tap(
     return torch.stack([sum(heads, empty) for heads in heads_at])
 
 
-def _seen(window: Window, axes: Sequence[Axis]) -> list[tuple[int, int]]:
+def _seen(window: Sequence[range], axes: Sequence[Axis]) -> list[tuple[int, int]]:
     """Returns the first pixel under the kernel along each axis, and the one after the last; keys begin at 0."""
     seen = []
-    for axis, low, high in zip(axes, window.first, window.last, strict=True):
-        seen.append((axis.queries[0] + low, axis.queries[-1] + high + 1))
+    for axis, taps in zip(axes, window, strict=True):
+        seen.append((axis.queries[0] + taps[0], axis.queries[-1] + taps[-1] + 1))
     return seen
 
 
@@ -243,7 +234,7 @@ class ShiftPath(Path):
     def cost(self) -> Cost:
         """Counts the kernel that holds all heads."""
         sizes = self.sizes
-        taps = math.prod(self.shifts.window[1])
+        taps = math.prod(map(len, self.shifts.window))
         kernel = taps * sizes.channels * sizes.outputs // sizes.groups
         return Cost(2 * sizes.batch * sizes.queries * kernel, kernel * sizes.itemsize)
 
@@ -258,27 +249,28 @@ class ShiftPath(Path):
         whole = maps.whole()
         for scores in self.unmoved:
             whole = whole + 0 * scores.amax()
-        first, taps, steps = self.shifts.window
-        by_tap = _by_tap(whole, self.shifts.offsets, first, taps, steps)
+        taps = self.shifts.window
+        by_tap = _by_tap(whole, self.shifts.offsets, taps)
         spreads = geometry.spreads
         window = None
         if _pads_zeros(geometry):
-            window = Window.fit(geometry, first, taps, steps, transposed=spreads, axes=axes)
+            window = Window.fit(geometry, taps, transposed=spreads, axes=axes)
         stride = tuple(axis.queries.step for axis in axes)
-        plain = Window(first, taps, steps, (0,) * len(axes))
-        seen = _seen(plain, axes)
+        seen = _seen(taps, axes)
         leads_out = any(
             start < 0 or stop > axis.keys for (start, stop), axis in zip(seen, axes, strict=True)
         )
         if window is None or leads_out:
             x = _pixels_seen(pad_keys(x, geometry), seen)
-            window = plain
+            window = Window(taps, (0,) * len(axes))
         padding = window.padding
         extra = window.output_padding
         assert not isinstance(padding, str)
+        size = tuple(map(len, taps))
+        steps = tuple(along.step for along in taps)
         if extra is None:
-            kernel = by_tap.movedim(0, -1).unflatten(-1, taps)
+            kernel = by_tap.movedim(0, -1).unflatten(-1, size)
             return convolve(x, kernel, bias, stride, padding, steps, maps.groups)
-        kernel = _as_transposed_kernel(by_tap, maps.groups, taps)
+        kernel = _as_transposed_kernel(by_tap, maps.groups, size)
         spread = geometry.input_dilation
         return convolve_transposed(x, kernel, bias, spread, padding, extra, maps.groups, steps)

@@ -9,10 +9,10 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import ENCODINGS, Encoding, create_encoding
+from convattn.encodings import ENCODINGS, create_encoding
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
-from convattn.errors import ArgumentError, ShapeError, must_be, require_name
+from convattn.errors import ShapeError, require, require_name
 from convattn.grid import PADDING_MODES, axis_lists
 from convattn.layers import (
     Content,
@@ -44,11 +44,9 @@ class MixingNet(ImageClassifier):
     ) -> None:
         """Builds the network around its mixers, one per block; each takes and returns (batch, width, rows, cols)."""
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ArgumentError(f"dropout must be a probability in [0, 1), but is {dropout}")
-        if not 0 < initializer_range < math.inf:
-            expected = "a positive finite number"
-            raise ArgumentError(must_be("initializer_range", expected, initializer_range))
+        require(0 <= dropout < 1, "dropout", "a probability in [0, 1)", dropout)
+        is_positive = 0 < initializer_range < math.inf
+        require(is_positive, "initializer_range", "a positive finite number", initializer_range)
         require_whole(
             num_classes=num_classes, in_channels=in_channels, width=width, ffn=ffn, patch=patch
         )
@@ -198,17 +196,13 @@ class AttentionNet(MixingNet):
         require_whole(width=width, depth=depth, patch=patch, image_size=image_size)
         require_name("centres", centres, _CENTRES)
         require_name("position_start", position_start, _POSITION_STARTS)
-        if not isinstance(encoding_options, Mapping | None):
-            expected = "arguments by name, as a dict"
-            raise ArgumentError(must_be("encoding_options", expected, encoding_options))
-        if gated and not content:
-            expected = "True with gated=True, which mixes content and position"
-            raise ArgumentError(must_be("content", expected, content))
+        are_named = isinstance(encoding_options, Mapping | None)
+        require(are_named, "encoding_options", "arguments by name, as a dict", encoding_options)
+        mixes = "True with gated=True, which mixes content and position"
+        require(content or not gated, "content", mixes, content)
         only_features = encoding == "learned_axial" and content and not gated
-        if only_features and width % 2:
-            raise ArgumentError(
-                f"width must be even for learned_axial with content, but is {width}"
-            )
+        if only_features:
+            require(width % 2 == 0, "width", "even for learned_axial with content", width)
         extent = -(-image_size // patch)
         options: dict[str, Any] = {}
         if encoding in ("learned_axial", "learned_table"):
@@ -231,10 +225,17 @@ class AttentionNet(MixingNet):
             )
         if gated:
             layer_options["gate"] = "sigmoid"
+        if centres == "grid":
+            kind = ENCODINGS.get(encoding)
+            expected = f'"normal" with encoding {encoding!r}, which has no centres'
+            require(kind and kind.centre_argument == "centres", "centres", expected, centres)
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = []
         for number in block_heads:
-            positions = _create_encoding(encoding, number, centres, options)
+            grid = {}
+            if centres == "grid":
+                grid["centres"] = grid_centres(number)
+            positions = create_encoding(encoding, number, 2, **grid, **options)
             mixers.append(
                 RelativeAttention2d(
                     width, width, num_heads=number, encoding=positions, **layer_options
@@ -255,17 +256,6 @@ class AttentionNet(MixingNet):
                 start_like_table(mixer.encoding, size=extent, width=width)
         self.heads = block_heads
         self.content = content
-
-
-def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
-    """Creates the encoding of a block, with its centres drawn or on a grid."""
-    if centres == "normal":
-        return create_encoding(name, heads, 2, **options)
-    kind = ENCODINGS.get(name)
-    if kind is None or kind.centre_argument != "centres":
-        expected = f'"normal" with encoding {name!r}, which has no centres'
-        raise ArgumentError(must_be("centres", expected, centres))
-    return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
 
 
 @final
@@ -322,10 +312,8 @@ class ConvNet(MixingNet):
             UnknownNameError: The padding mode is unknown.
         """
         require_whole(kernel_size=kernel_size, width=width, depth=depth)
-        if kernel_size % 2 == 0:
-            raise ArgumentError(
-                f"kernel_size must be odd, so that the kernel has a middle, but is {kernel_size}"
-            )
+        expected = "odd, so that the kernel has a middle"
+        require(kernel_size % 2, "kernel_size", expected, kernel_size)
         require_name("padding_mode", padding_mode, PADDING_MODES)
         options: dict[str, Any] = {"padding": kernel_size // 2, "padding_mode": padding_mode}
         super().__init__(

@@ -64,26 +64,19 @@ class ImageClassifier(nn.Module):
         """
         counts = Counter[str]()
         network = copy.deepcopy(self).to("meta").eval()
-        _watch(network, counts)
+        inside: set[nn.Module] = set()
+        for module in network.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, RelativeAttention | NormalisedConv):
+                inside.update(module.modules())
+                if isinstance(module, RelativeAttention):
+                    module.impl = "reference"  # the other paths look at the weights
+                module.register_forward_hook(partial(_count_attention, counts))
+            elif module not in inside and weight is not None and weight.ndim > 1:
+                module.register_forward_hook(partial(_count_linear, counts))
         channels = self.arguments["in_channels"]
         network(torch.empty(1, channels, image_size, image_size, device="meta"))
         return FlopCount(**counts)
-
-
-def _watch(network: nn.Module, counts: Counter[str]) -> None:
-    """Registers hooks that count by the sizes of what layers without values take and give, on each that multiplies."""
-    inside: set[nn.Module] = set()
-    for module in network.modules():
-        if module in inside:
-            continue
-        weight = getattr(module, "weight", None)
-        if isinstance(module, RelativeAttention | NormalisedConv):
-            inside.update(module.modules())
-            if isinstance(module, RelativeAttention):
-                module.impl = "reference"  # the other paths look at the weights
-            module.register_forward_hook(partial(_count_attention, counts))
-        elif weight is not None and weight.ndim > 1:
-            module.register_forward_hook(partial(_count_linear, counts))
 
 
 def _count_linear(counts: Counter[str], layer: Any, _: Any, output: Tensor) -> None:

@@ -14,7 +14,7 @@ from einops import rearrange
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from convattn.errors import ArgumentError, DataError, must_be, optional_module
+from convattn.errors import DataError, optional_module, require
 from convattn.networks.pictures import Preparation, pillow
 from convattn.provenance import DataRecord
 
@@ -103,12 +103,8 @@ class ImageDataset:
             >>> len(held.train), len(held.test), held.record.counts
             (1037, 400, {'train': 1037, 'validation': 400})
         """
-        if not 0 < count < len(self.train):
-            raise ArgumentError(
-                must_be(
-                    "held_out", f"from 1 to {len(self.train) - 1}, to leave some to train", count
-                )
-            )
+        expected = f"from 1 to {len(self.train) - 1}, to leave some to train"
+        require(0 < count < len(self.train), "held_out", expected, count)
         order = torch.randperm(
             len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED)
         )

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from convattn.structure import LIBRARIES
 from convattn.wording import ITSELF
 
 _LONGEST = 120
 """Characters of a value that a message shows as a whole."""
+
+
+Modules: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Modules by name, as `Structure.modules` describes them."""
 
 
 class Difference(NamedTuple):
@@ -41,10 +45,8 @@ def _around(text: str, place: int) -> str:
     return f"…{text[max(place - 40, 0) : place + 40]}…"
 
 
-def differences(
-    modules: Mapping[str, Mapping[str, Any]], others: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Difference]:
-    """Yields in what the modules of a network differ from those of another, as `Structure.modules` describes them.
+def differences(modules: Modules, others: Modules) -> Iterator[Difference]:
+    """Yields in what the modules of a network differ from those of another.
 
     Of a module that one of them lacks, the modules inside are not named. Attributes that only one of two modules of a
     library has are passed over: they come with another version. So are private ones and containers that only one side
@@ -62,7 +64,7 @@ def differences(
                 return
 
 
-def _class_of(modules: Mapping[str, Mapping[str, Any]], name: str) -> str | None:
+def _class_of(modules: Modules, name: str) -> str | None:
     return f"a {modules[name]['class']}" if name in modules else None
 
 
@@ -82,9 +84,7 @@ def _module_differences(
                 yield Difference(name, key, *texts)
 
 
-def first_differences(
-    modules: Mapping[str, Mapping[str, Any]], others: Mapping[str, Mapping[str, Any]]
-) -> str:
+def first_differences(modules: Modules, others: Modules) -> str:
     """Says the first three differences, and whether there are more; empty if there are none."""
     words = list(map(str, islice(differences(modules, others), 4)))
     if len(words) > 3:

@@ -11,12 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import (
-    ArgumentError,
-    DataError,
-    MissingDependencyError,
-    must_be,
-)
+from convattn.errors import ArgumentError, DataError, MissingDependencyError, require
 from convattn.models.classifier import ImageClassifier
 from convattn.networks.datasets import (
     CIFAR10_MEAN,
@@ -197,9 +192,8 @@ def open_images(
     if path.is_dir() or ending in ENDINGS:
         files = picture_files(path)[:limit]
         return Pictures([file.name for file in files], files, prepare())
-    if not path.is_file() or ending != ".npy":
-        expected = "a folder of pictures, a picture or a .npy file"
-        raise ArgumentError(must_be("images", expected, str(path)))
+    is_array = path.is_file() and ending == ".npy"
+    require(is_array, "images", "a folder of pictures, a picture or a .npy file", str(path))
     array = _read_array(path)[:limit]
     pictures = _as_pictures(array, path)
     if pictures is not None:

@@ -43,7 +43,9 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     described = {"kind": kind.__name__, "options": options}
     if isinstance(layer, AttendedCalls):
         described["layers"] = list(map(describe_layer, layer.layers))
-        described["calls"] = list(map(_describe_call, layer.calls))
+        described["calls"] = [
+            {**asdict(call), "module": call.module.__name__} for call in layer.calls
+        ]
     elif isinstance(layer, RelativeAttention | NormalisedConv):
         options |= layer.options()
     elif kind in SUPPORTED_CONVOLUTIONS:
@@ -83,10 +85,6 @@ def rebuild_layer(description: Mapping[str, Any], place: Any = None) -> nn.Modul
         encoding["name"], options["num_heads"], kind.dims, **encoding["options"]
     )
     return kind(encoding=built, **options, device=None)
-
-
-def _describe_call(call: Call) -> dict[str, Any]:
-    return {**asdict(call), "module": call.module.__name__}
 
 
 def _rebuild_call(description: Mapping[str, Any]) -> Call:

@@ -15,8 +15,8 @@ from convattn.convert.surgery import require_network
 from convattn.errors import (
     ArgumentError,
     UnsupportedModelError,
-    must_be,
     optional_module,
+    require,
 )
 from convattn.files import AnyPath, new_folder, write_atomically
 from convattn.layers import FrozenAttention
@@ -28,6 +28,7 @@ from convattn.networks.saved_layers import KINDS
 from convattn.networks.source import create_network, own_source
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.provenance import describe_versions
+from convattn.record import is_json
 from convattn.sealed import KIND, may_replace, read_config, write_sealed
 from convattn.structure import Structure, full_name, network_digest
 from convattn.wording import ITSELF
@@ -87,17 +88,19 @@ def save_network(
         'RelativeAttention1d'
     """
     require_network("network", network)
-    if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
-        raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
-    if source is None and options:
-        expected = "None without a source, whose builder takes them"
-        raise ArgumentError(must_be("options", expected, options))
+    is_source = isinstance(source, str | None) and not str(source).startswith("hf:")
+    require(is_source, "source", '"timm:NAME" or "torchvision:NAME"', source)
+    expected = "None without a source, whose builder takes them"
+    require(source or not options, "options", expected, options)
     replace = may_replace(folder, overwrite=overwrite)
-    if certificate is not None and not isinstance(certificate, AnyCertificate):
-        raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
+    is_certificate = isinstance(certificate, AnyCertificate | None)
+    require(is_certificate, "certificate", "what the conversion returned", certificate)
     builder, arguments = own_source(network) or (None, {})
     if source is not None:
-        builder, arguments = source, _json_options(options)
+        are_plain = isinstance(options, Mapping | None) and is_json(dict(options or {}))
+        expected = "a dict of JSON types: numbers, text, True, False, None, lists"
+        require(are_plain, "options", expected, options)
+        builder, arguments = source, dict(options or {})
     home = builder.partition(":")[0] if builder else "convattn"
     try:
         _require_saveable(network)
@@ -245,18 +248,6 @@ def _require_rebuilt(
             f"a new one with {arguments or 'no options'} differs: {reasons}. Give the options that it was built with,"
             " or no source, and the architecture again when it is loaded"
         )
-
-
-def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Reads options, which must survive JSON."""
-    try:
-        plain = dict(options or {})
-        if json.loads(json.dumps(plain)) == plain:
-            return plain
-    except (TypeError, ValueError, RecursionError):
-        pass
-    expected = "a dict of JSON types: numbers, text, True, False, None, lists"
-    raise ArgumentError(must_be("options", expected, options))
 
 
 _REST = (

@@ -15,8 +15,8 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
-    must_be,
     optional_module,
+    require,
     require_name,
     shown,
     without_trace,
@@ -33,9 +33,6 @@ NETWORKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The module of every class of this library that builds a network; it is imported when one is built."""
-
-HOMES = ("convattn", "hf", "timm", "torchvision")
-"""What may stand before the colon of a source."""
 
 _WEIGHTS = (
     "cache_dir",
@@ -55,9 +52,8 @@ def split_source(source: str) -> tuple[str, str]:
     Raises ArgumentError if it has another form, and UnknownNameError if the home is unknown.
     """
     home, colon, name = source.partition(":")
-    if not (colon and name):
-        expected = '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"'
-        raise ArgumentError(must_be("source", expected, source))
+    expected = '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"'
+    require(colon and name, "source", expected, source)
     require_name("source", home, HOMES)
     return home, name
 
@@ -90,25 +86,14 @@ def create_network(
     """
     home, name = split_source(source)
     arguments = dict(options or {})
-    if home == "convattn":
-        require_name("network", name, NETWORKS)
-    if home == "convattn" and pretrained:
-        raise ArgumentError(f"{source} has no pretrained weights")
     wrong = sorted(arguments.keys() & set(_WEIGHTS))
     if wrong:
         raise ArgumentError(
             f"options must be those of the architecture, but {', '.join(wrong)} would bring weights"
         )
-    of_libraries = {
-        "hf": _create_transformers,
-        "timm": _create_timm,
-        "torchvision": _create_torchvision,
-    }
     try:
         with torch.random.fork_rng(devices=[]):
-            if home == "convattn":
-                return getattr(import_module(NETWORKS[name]), name)(**arguments)
-            return of_libraries[home](name, arguments, pretrained=pretrained)
+            return HOMES[home](name, arguments, pretrained=pretrained)
     except ConvAttnError:
         raise
     except Exception as error:
@@ -173,6 +158,13 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor] | None:
     return lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]
 
 
+def _create_own(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    require_name("network", name, NETWORKS)
+    if pretrained:
+        raise ArgumentError(f"convattn:{name} has no pretrained weights")
+    return getattr(import_module(NETWORKS[name]), name)(**options)
+
+
 def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     timm = _timm()
     if not timm.is_model(name):
@@ -235,6 +227,17 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
         missing = some(sorted(report["missing_keys"]))
         raise CheckpointError(f"hf:{name} has no weights for {missing}")
     return network.float()
+
+
+HOMES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
+    {
+        "convattn": _create_own,
+        "hf": _create_transformers,
+        "timm": _create_timm,
+        "torchvision": _create_torchvision,
+    }
+)
+"""What may stand before the colon of a source, with the function that builds a network of it."""
 
 
 def _trusted(name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The tensors of a network: collected for a file, each once, and put back; weights of other programs."""
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
     strides = {}
     for name, tensor in state.items():
         usual = torch.empty(tensor.shape, device="meta").stride()
-        if tensor.stride() != usual and _is_whole(tensor.shape, tensor.stride()):
+        if tensor.stride() != usual and _is_whole(tensor):
             strides[name] = list(tensor.stride())
     buffers = {}
     for name, buffer in network.named_buffers():
@@ -120,19 +120,17 @@ def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
     """Copies a tensor to given strides, on which the last bits of a product depend."""
     if strides is None:
         return tensor
-    if len(strides) != tensor.ndim or not _is_whole(tensor.shape, strides):
+    can_be = len(strides) == tensor.ndim and min(strides, default=0) >= 0
+    if not can_be or not _is_whole(torch.empty_strided(tensor.shape, strides, device="meta")):
         raise CheckpointError(
             f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}"
         )
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
-def _is_whole(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns whether a tensor of these strides fills the memory that it spans, without gaps."""
-    last = 0
-    for size, stride in zip(shape, strides, strict=True):
-        last += (size - 1) * stride
-    return min(strides, default=0) >= 0 and last + 1 == torch.Size(shape).numel()
+def _is_whole(tensor: Tensor) -> bool:
+    """Returns whether a tensor fills the memory that it spans, without gaps; then a new one like it has its strides."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def load_weights(network: nn.Module, file: AnyPath) -> None:
@@ -173,11 +171,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{start}{type(error).__name__}: {reason}") from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    if not isinstance(content, Mapping) or not all(map(_is_named_tensor, content.items())):
+    are_named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not are_named or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise CheckpointError(f"{start}it holds no state dict: tensors by their names")
     return dict(content)
-
-
-def _is_named_tensor(item: tuple[object, object]) -> bool:
-    name, tensor = item
-    return isinstance(name, str) and isinstance(tensor, Tensor)

@@ -14,9 +14,10 @@ def test_windows_hold_what_they_should(pair, k, transposed):
         1, kernel_size=k, padding=[pair], dilation=2, input_dilation=3 if transposed else 1
     )
     for low, high in [(0, 0), (-3, 1), (2, 5), (-7, -6)]:
-        window = box_window(geometry, [low], [high])
-        assert window.first[0] <= low
-        assert window.first[0] + (window.taps[0] - 1) * window.steps[0] >= high
+        window = box_window(geometry, [range(low, high + 1)])
+        (taps,) = window.taps
+        assert taps[0] <= low
+        assert taps[-1] >= high
         assert window.padding[0] >= 0
     own = own_window(geometry)
     unequal = pair == (2, 0) or (
@@ -31,5 +32,5 @@ def test_windows_hold_what_they_should(pair, k, transposed):
 def test_geometries_that_no_convolution_has():
     both = Geometry.parse(1, stride=2, input_dilation=2)
     assert own_window(both) is None
-    assert box_window(both, [0], [0]) is None
+    assert box_window(both, [range(1)]) is None
     assert sized_windows(both, (1,)) == []
