@@ -1,6 +1,6 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
-from convattn.heads.families.attention_class import CallContext
+from convattn.heads.families.attention_class import AttentionClass
 from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
@@ -184,8 +184,7 @@ class FixedAttention(nn.Module):
             )
         layout = None
         if known.heads_first or self._placed:
-            call = self._calls.attending(product.shape)
-            layout = self._layout(known.layout, replace(call, module=self.attention))
+            layout = self._layout(known, product)
             if self._grid is not None:
                 require_sizes(self._grid, layout.grid, "of a grid of {} positions")
         *lead, queries, keys = product.shape
@@ -225,10 +224,11 @@ class FixedAttention(nn.Module):
             out = out.transpose(1, 2)
         return out.reshape(product.out.shape)
 
-    def _layout(self, read: Callable[[CallContext], Layout], call: CallContext) -> Layout:
-        """Reads where queries and keys of a call lie."""
+    def _layout(self, known: AttentionClass, product: Product) -> Layout:
+        """Reads where queries and keys of the call lie that computes a product."""
+        call = self._calls.attending(product.shape)
         try:
-            return read(call)
+            return known.read(replace(call, module=self.attention))
         except UnsupportedModelError as error:
             raise UnsupportedModelError(
                 f"{self._name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"

@@ -281,17 +281,13 @@ class Watcher:
         product, weights, proof = products[0]
         known = attention_class(type(call.module))
         assert known is not None
-        assert known.layout is not None
         try:
-            layout = known.layout(self._calls.attending(product.shape))
+            layout = known.read(self._calls.attending(product.shape))
         except UnsupportedModelError as error:
             if known.pattern == "registered":
                 raise
             hint = how_to_register(type(call.module))
             raise UnsupportedModelError(f"{error}; {hint}") from None
-        if not isinstance(layout, Layout):
-            returned = f"what `read` of {type(call.module).__name__} returns"
-            raise ArgumentError(must_be_a(returned, "a Layout", layout))
         in_order = global_layout(layout.grid, layout.prefix)
         if layout.pattern in WHOLE and not layout.lies_like(in_order):
             layout = replace(layout, pattern=f"{layout.pattern}, in another order")
@@ -323,14 +319,13 @@ def _heads(shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: 
 
     Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
     """
-    groups, queries = layout.queries.shape
-    keys = layout.keys.shape[1]
+    groups = layout.groups
     heads = prod(shape[:-2]) // max(images * groups, 1)
     lead = (images, heads, groups) if heads_first else (images, groups, heads)
     *cuts, count = [*accumulate(shape[:-2], mul)] or [1]
     *cuts_of_lead, expected = accumulate(lead, mul)
-    fits = count == expected and set(cuts) <= set(cuts_of_lead)
-    if (queries, keys) != shape[-2:] or not fits:
+    if count != expected or not set(cuts) <= set(cuts_of_lead):
+        queries, keys = shape[-2:]
         raise UnsupportedModelError(
             f"weights of {times(shape)} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.layout import Layout, global_layout, times
 
 
@@ -62,13 +61,7 @@ class CallContext:
         return rows, cols
 
     def global_layout(self, grid: tuple[int, ...], prefix: int = 0) -> Layout:
-        """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
-        tokens = prefix + torch.Size(grid).numel()
-        if (self.queries, self.keys) != (tokens, tokens):
-            raise UnsupportedModelError(
-                f"{self.queries} queries and {self.keys} keys are not {times(grid)} positions and {prefix} prefix"
-                " tokens"
-            )
+        """Returns the layout of queries and keys that are prefix tokens and then a grid row by row."""
         return global_layout(grid, prefix)
 
 
@@ -125,6 +118,24 @@ class AttentionClass:
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
     refused: str | None = None  # Why the weights of the class are not read
+
+    def read(self, call: CallContext) -> Layout:
+        """Reads where queries and keys of a call lie; UnsupportedModelError if that is not known, or not so many.
+
+        A `layout` that returns something else raises ArgumentError.
+        """
+        assert self.layout is not None
+        layout = self.layout(call)
+        if not isinstance(layout, Layout):
+            returned = f"what `read` of {type(call.module).__name__} returns"
+            raise ArgumentError(must_be_a(returned, "a Layout", layout))
+        queries, keys = layout.queries.shape[1], layout.keys.shape[1]
+        if (call.queries, call.keys) != (queries, keys):
+            raise UnsupportedModelError(
+                f"{call.queries} queries and {call.keys} keys are not the {queries} and {keys} of"
+                f" {times(layout.grid)} positions and {layout.prefix} prefix tokens"
+            )
+        return layout
 
     def by_group(
         self, x: Shaped[Tensor, "*lead rows cols"], groups: int, heads: int

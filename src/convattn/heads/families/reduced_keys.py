@@ -92,19 +92,13 @@ def read_pooled(call: CallContext) -> Layout:
     axes = []
     for key, query, step in zip(keys, queries, steps, strict=True):
         axes.append((key - query[0]) / step)
-    counts = tuple(map(len, axes))
-    rows, cols = map(len, queries)
-    keys = lattice(axes)
-    if (call.queries, call.keys) != (prefix + rows * cols, prefix + len(keys)):
-        raise UnsupportedModelError(
-            f"{call.queries} queries and {call.keys} keys do not fit {(rows, cols)} and {counts} positions"
-        )
+    sizes = tuple(map(len, queries))
     pattern = "pooled queries"
-    if counts == (rows, cols):
+    if tuple(map(len, axes)) == sizes:
         pattern = "global"
-    elif len(keys) < rows * cols:
+    elif call.keys < call.queries:
         pattern = "reduced keys"
-    return global_layout((rows, cols), prefix, keys=keys, pattern=pattern)
+    return global_layout(sizes, prefix, keys=lattice(axes), pattern=pattern)
 
 
 _REDUCED = (

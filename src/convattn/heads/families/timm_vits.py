@@ -44,12 +44,7 @@ def read_patches(call: CallContext) -> Layout:
 
 def read_class_token(call: CallContext) -> Layout:
     """Reads a layer in which the class token looks at itself and all patches."""
-    grid = _grid(call)
-    if (call.queries, call.keys) != (1, 1 + torch.Size(grid).numel()):
-        raise UnsupportedModelError(
-            f"{call.queries} queries and {call.keys} keys are not a class token and its patches"
-        )
-    whole = global_layout(grid, 1, pattern="class token")
+    whole = global_layout(_grid(call), 1, pattern="class token")
     return replace(whole, queries=whole.queries[:, :1])
 
 
