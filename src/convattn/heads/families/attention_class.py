@@ -205,33 +205,24 @@ class TokenLayer(nn.Module):
         return y if self.config is None else (y, None)
 
 
-def linear(
-    weight: Float[Tensor, "outputs inputs"],
-    bias: Float[Tensor, " outputs"] | None,
-    *,
-    like: nn.Linear,
+def part_of(
+    whole: nn.Linear, rows: Tensor | slice, columns: Tensor | slice = slice(None)
 ) -> nn.Linear:
-    """Makes a linear map that holds these numbers, no copies of them, with the `requires_grad` of the map `like`."""
+    """Returns some outputs of a linear map for some of its inputs: copies of its numbers, or by slices its own."""
+    weight = whole.weight[rows][:, columns]
     outputs, inputs = weight.shape
-    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach(), like.weight.requires_grad)
-    if bias is not None:
-        assert like.bias is not None
-        layer.bias = nn.Parameter(bias.detach(), like.bias.requires_grad)
+    layer = nn.Linear(inputs, outputs, bias=whole.bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), whole.weight.requires_grad)
+    if whole.bias is not None:
+        layer.bias = nn.Parameter(whole.bias[rows].detach(), whole.bias.requires_grad)
     return layer
-
-
-def some_rows(whole: nn.Linear, rows: Tensor | slice) -> nn.Linear:
-    """Returns some outputs of a linear map: copies of its numbers, or by a slice its own."""
-    bias = None if whole.bias is None else whole.bias[rows]
-    return linear(whole.weight[rows], bias, like=whole)
 
 
 def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
     size = len(whole.weight) // parts
     starts = range(0, parts * size, size)
-    return tuple(some_rows(whole, slice(start, start + size)) for start in starts)
+    return tuple(part_of(whole, slice(start, start + size)) for start in starts)
 
 
 _RECORDERS = "transformers.utils.output_capturing"
