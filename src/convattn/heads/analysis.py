@@ -31,7 +31,6 @@ from convattn.heads.head_report import (
     MEASURED,
     SHUFFLED,
     UNTRAINED,
-    Control,
     HeadReport,
     LayerReport,
     call_name,
@@ -394,10 +393,10 @@ def _layer_report(
     layer = main.layers[name]
     pairs = layer.pairs
     layout = pairs.layout
-    beside = []
+    beside = {}
     for control, run in controls.items():
         if name in run.layers:
-            beside.append(Control(control, layer_statistics(run.layers[name], None)))
+            beside[control] = layer_statistics(run.layers[name], None)
     return LayerReport(
         name=name,
         kind=layer.kind,
@@ -411,7 +410,7 @@ def _layer_report(
         uniform_distance=pairs.everywhere_alike[0],
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer_statistics(layer, radius),
-        controls=tuple(beside),
+        controls=beside,
         kernel_size=layer.convolution.kernel_size,
         without_content=is_own(module) and module.content is None,
     )

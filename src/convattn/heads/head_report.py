@@ -128,14 +128,6 @@ HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type i
 
 
 @dataclass(frozen=True)
-class Control:
-    """The same layer where what makes its heads is taken away."""
-
-    name: str  # "untrained weights" or "shuffled images"
-    measured: LayerStatistics  # What is left
-
-
-@dataclass(frozen=True)
 class LayerReport:
     """One layer of attention."""
 
@@ -152,8 +144,8 @@ class LayerReport:
     # Displacements of the kernels: all within the report's radius
     displacements: tuple[tuple[float, ...], ...] = field(repr=False)
     measured: LayerStatistics  # What was measured
-    # The same without trained weights, or on shuffled images
-    controls: tuple[Control, ...] = field(repr=False)
+    # The same with "untrained weights", or on "shuffled images", as far as it was measured
+    controls: dict[str, LayerStatistics] = field(repr=False)
     kernel_size: int  # Taps along each axis of the convolution that it is compared with
     without_content: bool = (
         False  # Whether its class has no content: its heads are convolutions by construction
@@ -163,10 +155,6 @@ class LayerReport:
     def heads(self) -> tuple[HeadStatistics, ...]:
         """The heads as measured."""
         return self.measured.heads
-
-    def control(self, name: str) -> LayerStatistics | None:
-        """Returns a control by its name; None if it was not measured."""
-        return self.conditions().get(name)
 
     @property
     def verdicts(self) -> tuple[HeadVerdict, ...]:
@@ -206,7 +194,7 @@ class LayerReport:
     def sentence(self) -> str:
         """What its heads are, how far they look, and what a convolution of the layer's input explains."""
         measured = self.measured
-        scores = {item.name: item.measured.convolution_score for item in self.controls}
+        scores = {name: left.convolution_score for name, left in self.controls.items()}
         parts = (
             headline(self.verdicts, self.verdicts_in(UNTRAINED)),
             held_in_words(self.verdicts, self.kernel),
@@ -217,8 +205,7 @@ class LayerReport:
 
     def conditions(self) -> dict[str, LayerStatistics]:
         """Returns what was measured, by condition."""
-        controls = {item.name: item.measured for item in self.controls}
-        return {MEASURED: self.measured, **controls}
+        return {MEASURED: self.measured, **self.controls}
 
 
 @dataclass(frozen=True)
