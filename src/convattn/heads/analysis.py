@@ -373,11 +373,11 @@ class Run:
         if self._names is None and not has_positions(call.layout):
             self.passed_over[name or ITSELF] = None
             return
-        if name in self._masked and call.layout.allowed is not None:
-            allowed = call.layout.allowed.expand(len(call.weights), -1, -1, -1)
-            call = replace(call, layout=replace(call.layout, allowed=None), allowed=allowed)
         if name not in self.layers:
-            self.layers[name] = LayerMeasure(call, self._kernel_size, self.layers.values())
+            first = call
+            if name in self._masked:
+                first = replace(call, layout=replace(call.layout, allowed=None))
+            self.layers[name] = LayerMeasure(first, self._kernel_size, self.layers.values())
         layer = self.layers[name]
         if name in self._masked or layer.pairs.fits(call.layout):
             layer.add(call, members, held_out=held_out)

@@ -1,7 +1,6 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import nan
 from operator import itemgetter
 
@@ -57,8 +56,7 @@ class LayerMeasure:
         self.bytes = call.weights[0].numel() * 4
         known = (layer.pairs for layer in others if layer.pairs.layout.equals(call.layout))
         self.pairs = next(known, None) or make_pairs(call.layout, call.name or ITSELF)
-        nothing = replace(call, weights=call.weights[:0], inputs=None, outputs=None, allowed=None)
-        self.sums = sum_heads(nothing, self.pairs, torch.arange(0))
+        self.sums = sum_heads(call.weights[:0], self.pairs, torch.arange(0))
         self.kernels = KernelFit()
         self.convolution = ConvolutionFit(call.layout.grid, kernel_size)
         self.normalised = True
@@ -80,8 +78,8 @@ class LayerMeasure:
                 f"{name}: it has another number of heads than for the images before"
             )
         if held_out:
-            self.kernels.score(call, self.pairs, self.sums)
-        added = sum_heads(call, self.pairs, members)
+            self.kernels.score(call.weights, self.pairs, self.sums)
+        added = sum_heads(call.weights, self.pairs, members)
         if not bool(torch.isfinite(added.squares).all()):
             raise ArgumentError(
                 f"images must give finite attention, but weights of {name} are not finite"
@@ -94,9 +92,8 @@ class LayerMeasure:
             self.error = call.error
             self.budget = call.budget
         self.normalised &= call.normalised
-        mask_before = self.pairs.layout.allowed is not None
-        mask_now = call.layout.allowed is not None
-        self.masked |= call.allowed is not None or mask_now != mask_before
+        mask = call.allowed if call.layout.allowed is None else call.layout.allowed
+        self.masked |= mask is not None and self.pairs.layout.allowed is None
 
 
 def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics:
