@@ -196,7 +196,7 @@ class Watcher:
         self._images = len(tensors[0]) if tensors else 0
         self._callback = callback
         self._raised: BaseException | None = None
-        self._calls = CallStack()
+        self._calls = CallStack({})
         self._products = defaultdict[CallContext, list[_Seen]](list)
         with as_it_was(self.model), ExitStack() as watching:
             for layer in self._layers:
@@ -252,11 +252,10 @@ class Watcher:
                 return
         if self._strict:
             call = running[0]
-            sizes = " × ".join(map(str, product.shape))
             cls = type(call.module)
             self._raised = UnsupportedModelError(
-                f"{call.name or 'the model'} ({full_name(cls)}) attends with weights of {sizes}, and its class is not"
-                f" known; {how_to_register(cls)}"
+                f"{call.name or 'the model'} ({full_name(cls)}) attends with weights of"
+                f" {times(product.shape)}, and its class is not known; {how_to_register(cls)}"
             )
             raise self._raised
 

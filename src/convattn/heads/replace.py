@@ -195,7 +195,7 @@ def replace_heads(
     named = heads is not None or isinstance(by, Mapping)
     least = nan if named else float(threshold)
     network = copy_network(model)
-    calls = CallStack()
+    calls = CallStack({})
     attends = prefix == "attend"
     running: list[str] = []  # Layers that run as they are, but for the fixed heads
     new_layers: dict[nn.Module, nn.Module] = {}
