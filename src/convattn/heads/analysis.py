@@ -22,6 +22,7 @@ from convattn.errors import (
     must_be,
     must_be_a,
     require_name,
+    sorts,
 )
 from convattn.grid import whole_number
 from convattn.heads.catalogue import is_own, survey
@@ -222,13 +223,9 @@ class Images:
                 part = images[number]
                 if not isinstance(part, Tensor):
                     raise ArgumentError(must_be_a(name, "a tensor", part))
-                if part.layout != torch.strided:
-                    raise ArgumentError(must_be(name, "dense", part.layout))
-                if part.is_meta:
-                    raise ArgumentError(f"{name} must have values, but is on the meta device")
-                if not part.numel():
-                    shape = tuple(part.shape)
-                    raise ArgumentError(must_be(name, "of at least one value", shape))
+                if part.layout != torch.strided or part.is_meta or not part.numel():
+                    kind = f"{sorts([part])}, {part.layout} on {part.device}"
+                    raise ArgumentError(f"{name} must be dense, with values, but is {kind}")
                 parts.append(part if grid is None else shuffled(part, grid, number))
             shapes = self._shapes[key]
             shapes.update(tuple(part.shape) for part in parts)
