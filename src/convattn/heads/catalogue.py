@@ -125,10 +125,7 @@ def register_attention(
 
 def attention_class(kind: type[nn.Module]) -> AttentionClass | None:
     """Returns what is known of a class; None if it is not in the catalogue."""
-    for cls, known in reversed(_registered):
-        if cls is kind:
-            return known
-    return _CATALOGUE.get(full_name(kind))
+    return dict(_registered).get(kind) or _CATALOGUE.get(full_name(kind))
 
 
 def is_own(module: nn.Module) -> bool:

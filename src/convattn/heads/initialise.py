@@ -199,7 +199,7 @@ def _at_tap(grid: tuple[int, ...], tap: Sequence[int]) -> Float64[Tensor, "queri
     """Returns 1 at the key that a tap looks at from each query, 0 elsewhere; nothing beyond the grid."""
     sides = []
     for size, step in zip(grid, tap, strict=True):
-        sides.append(torch.eye(size, dtype=torch.float64).roll(step, 1).triu(step).tril(step))
+        sides.append(torch.ones(size, size, dtype=torch.float64).triu(step).tril(step))
     return torch.kron(*sides)
 
 
