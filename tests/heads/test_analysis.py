@@ -91,7 +91,7 @@ def test_a_report_is_read_back():
 def test_a_convolution_score_within_two_errors_of_nothing_is_not_told(error, told):
     layer = report_of(0.3, 4, controls=()).layers[0]
     measured = replace(layer.measured, convolution_score=Estimate(0.37, error))
-    sentence = replace(layer, measured=measured, controls=()).sentence
+    sentence = replace(layer, measured=measured, controls={}).sentence
     assert ("explains at least 37" in sentence) == told
     assert ("is not resolved on these images" in sentence) != told
 
