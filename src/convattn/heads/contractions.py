@@ -48,15 +48,13 @@ class Contraction(NamedTuple):
         for names, operand in zip(self.names, self.operands, strict=True):
             for name, size in zip(names, operand.shape, strict=True):
                 sizes[name] = max(size, sizes.get(name, 1))
-        names, weights = _whole_axes(self.names[place], self.operands[place], sizes)
-        value_names, values = _whole_axes(self.names[1 - place], self.operands[1 - place], sizes)
-        groups, queries, channels = self._sorted(names, value_names, keys, sizes)
+        names, value_names = self.names[place], self.names[1 - place]
+        weights, values = self.operands[place], self.operands[1 - place]
+        axes = _whole_axes(names, weights, sizes), _whole_axes(value_names, values, sizes)
+        groups, queries, channels = self._sorted(*axes, keys, sizes)
         of_weights = (*groups, queries, keys)
         of_out = (*groups, queries, channels)
-        mask = None
-        if allowed is not None:
-            _, mask = _whole_axes(self.names[place], allowed, sizes)
-            mask = _arranged(mask, names, of_weights, sizes)
+        mask = None if allowed is None else _arranged(allowed, names, of_weights, sizes)
         wide = torch.promote_types(weights.dtype, torch.float32)
         weights = _arranged(weights, names, of_weights, sizes)
         letters = " ".join(self.result)
@@ -100,10 +98,10 @@ class Contraction(NamedTuple):
         return groups, queries, "".join(channels)
 
 
-def _whole_axes(names: str, tensor: Tensor, sizes: dict[str, int]) -> tuple[str, Tensor]:
-    """Drops the axes of size 1 that are repeated to the other operand's size, and their letters."""
-    whole = [name for name, size in zip(names, tensor.shape, strict=True) if size == sizes[name]]
-    return "".join(whole), tensor.reshape([sizes[name] for name in whole])
+def _whole_axes(names: str, tensor: Tensor, sizes: dict[str, int]) -> str:
+    """Returns the letters of axes without those of size 1 that are repeated to the other operand's size."""
+    pairs = zip(names, tensor.shape, strict=True)
+    return "".join(name for name, size in pairs if size == sizes[name])
 
 
 def _arranged(
@@ -113,8 +111,10 @@ def _arranged(
     sizes: dict[str, int],
 ) -> Tensor:
     """Sorts axes into groups, each of which becomes one; repeats what is missing."""
-    missing = {name: sizes[name] for name in "".join(groups) if name not in names}
-    return repeat(tensor, f"{' '.join(names)} -> {_joined(groups)}", **missing)
+    whole = _whole_axes(names, tensor, sizes)
+    tensor = tensor.reshape([sizes[name] for name in whole])
+    missing = {name: sizes[name] for name in "".join(groups) if name not in whole}
+    return repeat(tensor, f"{' '.join(whole)} -> {_joined(groups)}", **missing)
 
 
 def _joined(groups: Sequence[str]) -> str:
