@@ -158,8 +158,7 @@ class HeadSums:
 
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
-        parts = vars(other)
-        return HeadSums(**{name: part + parts[name] for name, part in vars(self).items()})
+        return HeadSums(*map(torch.add, vars(self).values(), vars(other).values()))
 
 
 def sum_heads(

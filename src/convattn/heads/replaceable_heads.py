@@ -80,9 +80,9 @@ def read_arms(report: HeadReport, heads: Any, by: Any) -> dict[Head, Arm]:
         arm = by[head] if isinstance(by, Mapping) else by
         if isinstance(arm, str):
             require_name("replacement", arm, ARMS)
-        if not isinstance(arm, str):
-            if arm not in known:
-                raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+        elif arm not in known:
+            raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+        else:
             arm = known[known.index(arm)]  # its number may be a float
         arms[head] = arm
     return arms
