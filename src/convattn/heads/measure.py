@@ -1,6 +1,6 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import nan
 from operator import itemgetter
 
@@ -121,24 +121,19 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     distance, effective_positions = pairs.everywhere_alike
     steps = pairs.displacements
     axes = steps.shape[1]
-    side = _LargestPart(torch.cat([steps < 0, steps > 0], dim=1), total)
-    line = _LargestPart(steps.abs() < _SAME, total)
+    side, side_share = _largest_part(torch.cat([steps < 0, steps > 0], dim=1), totals)
+    line, line_share = _largest_part(steps.abs() < _SAME, totals)
     one_cell = torch.eye(axes, dtype=torch.int64)
-    sides = torch.cat([-one_cell, one_cell])[side.numbers]
-    samples = []
-    for sample in totals:
-        numbers = _head_numbers(sample, pairs, hard, inside)
-        numbers["side_share"] = side.share(sample)
-        numbers["line_share"] = line.share(sample)
-        if axes == 1:
-            numbers["line_share"].fill_(nan)
-        numbers["evenness"] = numbers["effective_positions"] / effective_positions
-        numbers["nearness"] = 1 - numbers["distance"] / distance
-        samples.append(numbers)
+    sides = torch.cat([-one_cell, one_cell])[side]
+    samples = [_head_numbers(sample, pairs, hard, inside) for sample in totals]
     weights = total.by_displacement[:, shown] / (total.images * pairs.counts[shown])
     prefix_weights = total.prefix / (total.images * pairs.queries)
     prefix_maps = total.prefix_maps / total.images
     values = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    values["side_share"] = side_share
+    values["line_share"] = line_share if axes > 1 else torch.full_like(line_share, nan)
+    values["evenness"] = values["effective_positions"] / effective_positions
+    values["nearness"] = 1 - values["distance"] / distance
     shifts = [_estimates(axis) for axis in values.pop("shift").unbind(2)]
     values["shift_invariance"] = _without_bias(values["shift_invariance"])
     estimates = {name: _estimates(of_samples) for name, of_samples in values.items()}
@@ -153,7 +148,7 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
                 hard_shift=tuple(hard_shifts[0, head].tolist()),
                 hard_shift_error=tuple(shift_errors[head]),
                 side=tuple(sides[head].tolist()),
-                line=int(line.numbers[head]),
+                line=int(line[head]),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
                 prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
                 kernel=tuple(weights[head].tolist()),
@@ -165,22 +160,14 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     return LayerStatistics(int(total.images), tuple(heads), layer.convolution.estimate())
 
 
-class _LargestPart:
-    """The part of all displacements that gets most of a head's attention on all images.
-
-    Attributes:
-        numbers: Which of the parts it is, for each head.
-    """
-
-    def __init__(self, parts: Bool[Tensor, "displacements parts"], total: HeadSums) -> None:
-        """Finds it from the sums over all images."""
-        self._parts = parts.double()
-        self.numbers = (total.absolute @ self._parts).argmax(dim=1)
-
-    def share(self, sums: HeadSums) -> Float64[Tensor, " heads"]:
-        """Returns its share of each head's attention, from sums over some images."""
-        attention = sums.absolute @ self._parts
-        return attention.gather(1, self.numbers[:, None])[:, 0] / sums.absolute.sum(dim=1)
+def _largest_part(
+    parts: Bool[Tensor, "displacements parts"], totals: Sequence[HeadSums]
+) -> tuple[Int64[Tensor, " heads"], Float64[Tensor, "samples heads"]]:
+    """Returns which part of all displacements gets most of a head's attention in the first sample, and its shares."""
+    of_parts = torch.stack([sample.absolute @ parts.double() for sample in totals])
+    largest = of_parts[0].argmax(dim=1)
+    of_largest = of_parts[:, range(len(largest)), largest]
+    return largest, of_largest / torch.stack([sample.absolute.sum(dim=1) for sample in totals])
 
 
 def _head_numbers(

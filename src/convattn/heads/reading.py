@@ -1,6 +1,5 @@
 """Reads the attention of every layer of a network in one watched pass: layout, weights, and the proof of both."""
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from convattn.budget import roundings
+from convattn.budget import references
 from convattn.convert.network_runs import devices_of, read_arguments, without_modes
 from convattn.convert.surgery import require_network
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
@@ -433,7 +432,6 @@ def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -
     def low(layer: RelativeAttention, x: Tensor) -> Tensor:
         return defined(layer, x, own_weights(layer, x), x.dtype)
 
-    exact = low(copy.deepcopy(layer).double(), x.double())
     from_weights = defined(layer, x, weights, torch.float64)
-    lows = roundings(low, layer, x, count=_ROUNDINGS)
+    exact, lows = references(low, layer, x, count=_ROUNDINGS)
     return prove(exact, lows, from_weights, y.flatten(2).mT)
