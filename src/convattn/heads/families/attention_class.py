@@ -20,7 +20,7 @@ class CallContext:
     """One call of a module: its arguments, the modules around it, and, if it attends, the sizes of its weights."""
 
     name: str  # Dotted name of the module
-    module: nn.Module
+    module: Any  # The module, of any class
     args: tuple[Any, ...]  # Positional arguments of the call
     kwargs: Mapping[str, Any]  # Named ones
     parents: tuple["CallContext", ...] = ()  # The modules around it, innermost first
@@ -37,6 +37,16 @@ class CallContext:
     def keys(self) -> int:
         """Number of keys in a group."""
         return self.shape[-1]
+
+    @property
+    def grid_before_channels(self) -> tuple[int, ...]:
+        """Rows and columns of its first argument, an image with its channels last."""
+        return tuple(self.args[0].shape[1:3])
+
+    @property
+    def grid_after_channels(self) -> tuple[int, ...]:
+        """Sizes of its first argument, an image with its channels first."""
+        return tuple(self.args[0].shape[2:])
 
     def argument(self, number: int, name: str) -> Any:
         """Returns an argument of the call by its place or name; None if it was not given."""
