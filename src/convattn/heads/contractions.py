@@ -7,22 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
-from torch.nn import functional
 
 from convattn.heads.products import Product
 
-_PRODUCTS = {
-    torch.matmul,
-    Tensor.matmul,
-    Tensor.__matmul__,
-    torch.linalg.matmul,
-    torch.bmm,
-    Tensor.bmm,
-    torch.mm,
-    Tensor.mm,
-    torch.mv,
-    Tensor.mv,
-}
+_PRODUCTS = ("matmul", "__matmul__", "linalg_matmul", "bmm", "mm", "mv")
+"""Names of functions of torch, which those of its modules and the methods of tensors share."""
 
 
 class Contraction(NamedTuple):
@@ -123,14 +112,14 @@ def _joined(groups: Sequence[str]) -> str:
 
 
 def read_contraction(
-    func: Any, args: Sequence[Any], tensors: Sequence[Tensor]
+    name: str, args: Sequence[Any], tensors: Sequence[Tensor]
 ) -> Contraction | None:
     """Reads a call of torch, with its tensors, as an einsum of two of them; None if it is no such call."""
-    if func is torch.einsum and isinstance(args[0], str):
+    if name == "einsum" and isinstance(args[0], str):
         return _read_equation(args[0], tensors)
-    if func is functional.linear:
+    if name == "linear":
         return _read_equation("...k,dk->...d", tensors[:2])
-    if func in _PRODUCTS:
+    if name in _PRODUCTS:
         rows = "...q" if tensors[0].ndim > 1 else ""
         columns = "d" if tensors[1].ndim > 1 else ""
         lead = "..." if columns else ""

@@ -27,31 +27,11 @@ def _without_override(function: Any) -> Any:
 _TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
 """The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
 
-_SOFTMAX = {
-    torch.softmax,
-    Tensor.softmax,
-    functional.softmax,
-    torch.special.softmax,
-}
-_POWERS = {
-    torch.exp,
-    Tensor.exp,
-    torch.exp_,
-    Tensor.exp_,
-}
-_SUM = {torch.sum, Tensor.sum}
-_TIMES = {
-    torch.mul,
-    Tensor.mul,
-    Tensor.__mul__,
-    Tensor.__rmul__,
-}
-_ADDING = {
-    torch.baddbmm,
-    Tensor.baddbmm,
-    torch.addmm,
-    Tensor.addmm,
-}
+_SOFTMAX = ("softmax", "special_softmax")
+_POWERS = ("exp", "exp_")
+_TIMES = ("mul", "__mul__", "__rmul__")
+_ADDING = ("baddbmm", "addmm")
+"""Names of functions of torch, which those of its modules and the methods of tensors share."""
 
 
 class _Trace(NamedTuple):
@@ -88,9 +68,10 @@ class Operations(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:
                 return _TORCH_ATTENTION(*args, **named)
+        name = getattr(func, "__name__", "")
         tensors = _tensors((args, named))
         sources = [part for part in tensors if part in self._traces]
-        if sources and func in _ADDING and sources[0] is not args[0]:
+        if sources and name in _ADDING and sources[0] is not args[0]:
             with self:
                 return _add_product(*args, **named)
         nonzero = sources[0] != 0 if sources and len(tensors) > 1 else None
@@ -98,10 +79,10 @@ class Operations(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             changed = self._report(fused_product(out, *args, **named))
             return out if changed is None else changed
-        if func in _SOFTMAX or func in _POWERS:
+        if name in _SOFTMAX + _POWERS and isinstance(out, Tensor):
             scores = tensors[0]
             allowed = scores > EXCLUDED if scores.is_floating_point() else None
-            axis = None if func in _POWERS else _given_axis(scores, args, named)
+            axis = None if name in _POWERS else _given_axis(scores, args, named)
             self._traces[out] = _Trace(axis, allowed)
         elif sources:
             source = min(sources, key=lambda part: self._traces[part].axis is None)
@@ -124,8 +105,9 @@ class Operations(TorchFunctionMode):
         tensors = _tensors((args, named))
         axis = _given_axis(source, args, named)
         trace = self._traces[source]
-        contraction = read_contraction(func, args, tensors)
-        if func in _SUM and trace.factors and axis is not None:
+        name = getattr(func, "__name__", "")
+        contraction = read_contraction(name, args, tensors)
+        if name == "sum" and trace.factors and axis is not None:
             contraction = read_sum(trace.factors, axis)
             if contraction is not None and out.ndim == source.ndim:
                 return self._contract(contraction, out.squeeze(axis)).unsqueeze(axis)
@@ -140,7 +122,7 @@ class Operations(TorchFunctionMode):
             with suppress(RuntimeError):  # of `view`, where the mask lies otherwise in memory
                 masks = [*_tensors(func(trace.allowed, *args[1:], **named))]
         factors: tuple[Tensor, ...] = ()
-        if func in _TIMES and out.numel() > source.numel():
+        if name in _TIMES and out.numel() > source.numel():
             factors = tuple(tensors)
         for part, allowed in zip(results, masks, strict=True):
             if trace.axis is None:
