@@ -26,21 +26,17 @@ class MappedHeads(nn.Module):
     Attributes:
         heads: Their numbers in the layer.
         weights: The map, (groups, heads, queries, keys); with one query and key it is the same for all of them.
-        placed: Whether what the heads see depends on where queries and keys lie.
     """
 
     def __init__(
         self,
         heads: Sequence[int],
         weights: Float[Tensor, "groups heads queries keys"],
-        *,
-        placed: bool = True,
     ) -> None:
         """Takes the heads with their maps."""
         super().__init__()
         self.heads = tuple(heads)
         self.weights = nn.Buffer(weights)
-        self.placed = placed
 
     def maps(self, _: Layout | None, **__: bool) -> Float[Tensor, "groups heads queries keys"]:
         """Returns the maps."""
@@ -58,8 +54,6 @@ class DisplacedHeads(nn.Module):
         prefix_shares: π, the mean weight of a position for each prefix token, (heads, prefix tokens).
         prefix_maps: Weights of the queries of prefix tokens, of sum 1, (heads, prefix tokens, tokens).
     """
-
-    placed = True
 
     def __init__(
         self,
@@ -128,12 +122,14 @@ class FixedAttention(nn.Module):
         fixed: Sequence[FixedHeads],
         calls: CallStack,
         *,
+        placed: bool,
         grid: tuple[int, ...] | None,
         attends: bool,
     ) -> None:
         """Takes over a layer, of which the report has the name and the heads.
 
-        Heads are fixed for one grid of queries, None for all. Prefix tokens' queries may attend as before in heads by
+        What `placed` heads see depends on where queries and keys lie. Heads are fixed for one grid of queries, None for
+        all. Prefix tokens' queries may attend as before in heads by
         displacement.
         """
         super().__init__()
@@ -142,9 +138,9 @@ class FixedAttention(nn.Module):
         self._heads = len(report.heads)
         weight = next(attention.parameters(), torch.empty(0))
         wide = torch.promote_types(weight.dtype, torch.float32)
-        self._placed = any(part.placed for part in fixed)
         self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
         self._calls = calls
+        self._placed = placed
         self._grid = grid
         self._attends = attends
 
