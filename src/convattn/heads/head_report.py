@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from convattn.errors import CheckpointError, require_name
+from convattn.errors import require_name
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import (
     HeadVerdict,
@@ -163,11 +163,10 @@ class LayerReport:
 
     def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
         """What each head is as measured, with both controls, or in one of them; empty if it was not measured."""
-        conditions = self.conditions()
-        statistics = conditions.get(condition)
+        statistics = self.conditions().get(condition)
         if statistics is None:
             return ()
-        controls = conditions if condition == MEASURED else {}
+        controls = self.controls if condition == MEASURED else {}
         shuffled = controls.get(SHUFFLED)
         untrained = controls.get(UNTRAINED)
         control = shuffled or untrained
@@ -286,9 +285,9 @@ class HeadReport(Record):
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
         lines = [f"{self.model}: {self.headline()}"]
-        for layer in self.layers:
-            words = count_words(layer.verdicts)
-            lines.append(f"  {layer.name or ITSELF}: {words}")
+        lines += [
+            f"  {layer.name or ITSELF}: {count_words(layer.verdicts)}" for layer in self.layers
+        ]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
@@ -310,7 +309,5 @@ def read_report(path: Path) -> HeadReport:
     Raises:
         CheckpointError: There is no such file, or it is no report.
     """
-    if not path.exists():
-        raise CheckpointError(f"there is no report {str(path)!r}")
     file = path / "report.json" if path.is_dir() else path
     return HeadReport.load(file)

@@ -69,13 +69,10 @@ class LayerMeasure:
     ) -> None:
         """Adds a batch; `members` are the groups of its images, held out from the fits or not."""
         name = call.name or ITSELF
-        if not self.pairs.fits(call.layout):
+        heads = self.sums.squares.shape[1]
+        if not self.pairs.fits(call.layout) or call.weights.shape[2] != heads:
             raise UnsupportedModelError(
-                f"{name}: queries or keys lie elsewhere than for the images before"
-            )
-        if call.weights.shape[2] != self.sums.squares.shape[1]:
-            raise UnsupportedModelError(
-                f"{name}: it has another number of heads than for the images before"
+                f"{name}: queries or keys lie elsewhere than for the images before, or heads are not as many"
             )
         if held_out:
             self.kernels.score(call.weights, self.pairs, self.sums)
