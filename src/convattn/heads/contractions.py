@@ -46,7 +46,6 @@ class Contraction(NamedTuple):
         mask = None if allowed is None else _arranged(allowed, names, of_weights, sizes)
         wide = torch.promote_types(weights.dtype, torch.float32)
         weights = _arranged(weights, names, of_weights, sizes)
-        letters = " ".join(self.result)
         of_axes = {name: sizes[name] for name in "".join(of_out)}
         return Product(
             out=_arranged(out, self.result, of_out, sizes),
@@ -56,7 +55,9 @@ class Contraction(NamedTuple):
             mask=mask,
             rounding=torch.finfo(weights.dtype).eps,
             by_hand=by_hand,
-            restore=lambda out: rearrange(out, f"{_joined(of_out)} -> {letters}", **of_axes),
+            restore=lambda out: rearrange(
+                out, f"{_joined(of_out)} -> {' '.join(self.result)}", **of_axes
+            ),
         )
 
     def _sorted(

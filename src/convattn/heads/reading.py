@@ -381,7 +381,6 @@ def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
 def _read_own(call: CallContext, out: Tensor, *, needs_proof: bool) -> AttentionCall:
     """Reads a layer of this library, which computes its weights itself."""
     layer = call.module
-    assert isinstance(layer, RelativeAttention)
     x = layer.batch_of(*call.args, **call.kwargs)
     y = out if out.ndim == x.ndim else out[None]
     sizes = tuple(x.shape[2:])
@@ -410,7 +409,7 @@ def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images he
     images_or_sizes = x if layer.content is not None else x.shape[2:]
     weights = layer.attention(images_or_sizes)
     weights = weights.flatten(-dims).flatten(-1 - dims, -2)
-    return weights if weights.ndim == 4 else weights.expand(len(x), *weights.shape)
+    return weights.expand(len(x), *weights.shape[-3:])
 
 
 _ROUNDINGS = 8

@@ -10,7 +10,6 @@ from convattn.grid import PerAxis, axis_lists
 from convattn.heads.families.attention_class import AttentionClass, CallContext
 from convattn.heads.layout import Layout, grouped_layout
 
-_TORCHVISION_MAXVIT = "torchvision.models.maxvit"
 _TORCHVISION_SWIN = "torchvision.models.swin_transformer"
 
 
@@ -188,12 +187,12 @@ _READERS = {
 }
 
 _EITHER = "windows or grid"
-_TORCHVISION = f"{_TORCHVISION_MAXVIT}.RelativePositionalMultiHeadAttention"
+_TORCHVISION_MAXVIT = "torchvision.models.maxvit.RelativePositionalMultiHeadAttention"
 
 WINDOWS: dict[str, AttentionClass] = {
     **{kind: AttentionClass("windows", read) for kind, read in _READERS.items()},
     "timm.models.nest.Attention": AttentionClass("windows", read_nest, heads_first=True),
     "timm.models.maxxvit.AttentionCl": AttentionClass(_EITHER, read_maxvit),
-    _TORCHVISION: AttentionClass(_EITHER, read_torchvision_maxvit),
+    _TORCHVISION_MAXVIT: AttentionClass(_EITHER, read_torchvision_maxvit),
 }
 """Classes of attention by full name."""
