@@ -151,12 +151,9 @@ class FixedAttention(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("attention"), name)
 
+    @torch.compiler.disable  # modes that see operations would be traced with them
     def forward(self, *args: Any, **named: Any) -> Any:
         """Runs the layer; UnsupportedModelError unless it multiplies weights and values once."""
-        return self._run(args, named)  # type: ignore[call-issue, call-arg]
-
-    @torch.compiler.disable  # modes that see operations would be traced with them
-    def _run(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         products = []
 
         def change(product: Product) -> Tensor:
