@@ -268,7 +268,7 @@ def heads_of(study: Study) -> list[dict[str, Any]]:
             row["distance"] = round(head.distance.value, 4)
             row["kept"] = [str(kept.verdicts[number]), _rounded(same.position_score)[0]]
             for control, name in CONTROLS.items():
-                measured = layer.control(control)
+                measured = layer.controls.get(control)
                 if measured is not None:
                     score = measured.heads[number].position_score
                     row[name] = [str(verdicts[control][number]), _rounded(score)[0]]

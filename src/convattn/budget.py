@@ -111,11 +111,11 @@ def roundings(
 
 
 def references(
-    compute: Callable[..., Result], *inputs: Tensor | nn.Module
+    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
 ) -> tuple[Result, list[Result]]:
     """Computes a result in float64, and `roundings` of it: what a budget is derived from.
 
-    The arguments are those of `roundings` without `count`. The copies in float64 hold the same numbers.
+    The arguments are those of `roundings`. The copies in float64 hold the same numbers.
 
     Example:
         >>> hi, lows = references(torch.sum, torch.full((2,), 3.0))
@@ -123,7 +123,7 @@ def references(
         (tensor(6., dtype=torch.float64), 5)
     """
     precise = [_as_float64(item) for item in inputs]
-    return compute(*precise), roundings(compute, *inputs)
+    return compute(*precise), roundings(compute, *inputs, count=count)
 
 
 def _as_float64(item: Tensor | nn.Module) -> Tensor | nn.Module:

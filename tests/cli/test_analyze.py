@@ -65,9 +65,7 @@ def test_folder_holds_numbers_figures_and_a_page(made):
     report = HeadReport.load(made / "report.json")
     assert [layer.name for layer in report.layers] == ["blocks.0.attn", "blocks.1.attn"]
     assert (report.images, report.control_images, report.image_shape) == (6, 6, (3, 32, 32))
-    assert [item.name for item in report.layers[0].controls] == [
-        "shuffled images"
-    ]  # random weights have no other
+    assert [*report.layers[0].controls] == ["shuffled images"]  # random weights have no other
 
 
 def test_page_stands_alone_and_can_be_read_aloud(made):
@@ -94,7 +92,7 @@ def changed(report, **numbers):
     for layer in report.layers:
         heads = tuple(replace(head, **numbers) for head in layer.heads)
         measured = replace(layer.measured, heads=heads, convolution_score=Estimate(0.37, 0.96))
-        layers.append(replace(layer, measured=measured, controls=()))
+        layers.append(replace(layer, measured=measured, controls={}))
     return replace(report, layers=tuple(layers))
 
 
@@ -153,7 +151,7 @@ def test_only_some_layers_and_no_controls(images, tmp_path):
     options = "--layer blocks.1.attn --no-controls --limit 3"
     assert run(f"analyze {SOURCE} --images {images} -o {tmp_path / 'few'} {options}") == 0
     report = HeadReport.load(tmp_path / "few" / "report.json")
-    assert [(layer.name, layer.controls) for layer in report.layers] == [("blocks.1.attn", ())]
+    assert [(layer.name, layer.controls) for layer in report.layers] == [("blocks.1.attn", {})]
     assert (report.images, report.control_images) == (3, 0)
 
 

@@ -63,8 +63,8 @@ def numbers_of_heads(model, x):
     controls = [
         head.entropy.value
         for layer in report.layers
-        for one in layer.controls
-        for head in one.measured.heads
+        for one in layer.controls.values()
+        for head in one.heads
     ]
     return torch.tensor([*chain.from_iterable(found), *controls], dtype=x.dtype)
 

@@ -8,7 +8,7 @@ from timm.models import naflexvit
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import read_matrices
-from convattn.heads.families.attention_class import linear, some_rows, split_linear
+from convattn.heads.families.attention_class import part_of, split_linear
 from convattn.heads.reading import watch
 
 HEAD = 1
@@ -65,9 +65,8 @@ def pruned():
     attention = network.blocks[0].attn
     kept = torch.cat([torch.arange(6), torch.arange(12, 18)])
     rows = torch.cat([kept, kept + 18, kept + 36])
-    attention.qkv = some_rows(attention.qkv, rows)
-    weight, bias = attention.proj.weight[:, kept], attention.proj.bias
-    attention.proj = linear(weight, bias, like=attention.proj)
+    attention.qkv = part_of(attention.qkv, rows)
+    attention.proj = part_of(attention.proj, slice(None), kept)
     attention.num_heads, attention.attn_dim = 2, 12
     return network
 

@@ -200,7 +200,7 @@ def layer_report(name, kind, weights, grid, prefix, radius=None, source=""):
         uniform_distance=nan,
         displacements=tuple(tuple(map(float, shift)) for shift in shifts),
         measured=measured,
-        controls=(),
+        controls={},
         kernel_size=3,
     )
 

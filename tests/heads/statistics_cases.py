@@ -113,8 +113,7 @@ def added(call, groups, batches=(slice(None),)):
     members = torch.arange(len(call.weights)) * groups // len(call.weights)
     total = None
     for numbers in batches:
-        part = replace(call, weights=call.weights[numbers])
-        sums = sum_heads(part, pairs, members[numbers])
+        sums = sum_heads(call.weights[numbers], pairs, members[numbers])
         total = sums if total is None else total.plus(sums)
     return total
 

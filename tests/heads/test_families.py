@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from convattn.errors import UnsupportedModelError
-from convattn.heads.families.attention_class import CallContext
+from convattn.heads.families.attention_class import AttentionClass, CallContext
 from convattn.heads.families.reduced_keys import cell_centres, read_pooled, read_reduced
 from convattn.heads.families.timm_vits import read_class_token, read_patches, read_tokens
 from convattn.heads.families.transformers_encoders import read_sequence, read_tower
@@ -108,7 +108,7 @@ REFUSED = {
     "pooled to another number": (
         read_pooled,
         pooled(None, None, [(3, 4), (3, 3)]),
-        "12 queries and 9 keys do not fit (5, 7) and (5, 7) positions",
+        "12 queries and 9 keys are not the 35 and 35 of 5 × 7 positions and 0 prefix tokens",
     ),
     "other queries than the grid": (
         read_reduced,
@@ -128,12 +128,12 @@ REFUSED = {
     "two class tokens": (
         read_class_token,
         seen(2, 36, around=[PATCHES], features=GRID),
-        "2 queries and 36 keys are not a class token and its patches",
+        "2 queries and 36 keys are not the 1 and 36 of 5 × 7 positions and 1 prefix tokens",
     ),
     "no prefix": (
         read_patches,
         seen(36, 36, around=[PATCHES], features=GRID),
-        "36 queries and 36 keys are not 5 × 7 positions and 0 prefix tokens",
+        "36 queries and 36 keys are not the 35 and 35 of 5 × 7 positions and 0 prefix tokens",
     ),
     "no patch embedding": (
         read_tokens,
@@ -166,7 +166,7 @@ REFUSED = {
 @pytest.mark.parametrize(("read", "call", "message"), REFUSED.values(), ids=REFUSED)
 def test_calls_that_do_not_fit_are_refused(read, call, message):
     with pytest.raises(UnsupportedModelError) as caught:
-        read(call)
+        AttentionClass(layout=read).read(call)
     assert str(caught.value) == message
 
 

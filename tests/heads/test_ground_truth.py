@@ -82,7 +82,7 @@ NAMES = [
 def test_heads_of_pure_content_are_no_convolutions():
     report = report_of(0.0, 50)
     layer = report.layers[0]
-    for measured in (layer.measured, layer.control(SHUFFLED)):
+    for measured in (layer.measured, layer.controls[SHUFFLED]):
         for head in measured.heads:
             assert head.shift_invariance.value < 0.05
             assert head.position_score.value < 0.05
@@ -180,7 +180,7 @@ def test_planted_heads_are_found_and_controls_do_not_light_up():
         one.word != "convolution" and one.tap is None for one in layer.verdicts_in(UNTRAINED)
     )
     # These heads do not look at the image, so that another image changes nothing.
-    for head, other in zip(layer.heads, layer.control(SHUFFLED).heads, strict=True):
+    for head, other in zip(layer.heads, layer.controls[SHUFFLED].heads, strict=True):
         assert other.hard_shift == head.hard_shift
         assert other.hard_share.value > 1 - 5 * exp(-15)
 
@@ -227,7 +227,7 @@ def test_heads_that_find_neighbours_by_content_lose_them_on_shuffled_images():
         )  # a pixel looks for those that are like it
     report = analyze(network, smooth, progress=False)
     (layer,) = report.layers
-    for head, other in zip(layer.heads, layer.control(SHUFFLED).heads, strict=True):
+    for head, other in zip(layer.heads, layer.controls[SHUFFLED].heads, strict=True):
         assert other.distance.value - head.distance.value > 5 * (
             head.distance.error + other.distance.error
         )

@@ -192,9 +192,9 @@ def test_images_of_several_batches_are_scored_as_in_one():
     call = make_call(LAYOUTS["global"])
     sums, pairs = added(call, 3), make_pairs(call.layout, "layer")
     whole, parts = KernelFit(), KernelFit()
-    whole.score(call, pairs, sums)
-    parts.score(replace(call, weights=call.weights[:2]), pairs, sums)
-    parts.score(replace(call, weights=call.weights[2:]), pairs, sums)
+    whole.score(call.weights, pairs, sums)
+    parts.score(call.weights[:2], pairs, sums)
+    parts.score(call.weights[2:], pairs, sums)
     assert torch.equal(parts.logs, whole.logs)
     assert torch.equal(parts.mass, whole.mass)
     assert torch.equal(torch.cat(parts.squares, dim=2), *whole.squares)
@@ -206,9 +206,9 @@ def test_images_that_look_everywhere_alike_have_no_position_score():
     alike = replace(call, weights=torch.full_like(call.weights, 1 / 15))
     sums, pairs = added(alike, 3), make_pairs(call.layout, "layer")
     fit = KernelFit()
-    fit.score(alike, pairs, sums)
+    fit.score(alike.weights, pairs, sums)
     assert [np.isnan(fit.estimate(head).value) for head in range(3)] == [True] * 3
-    fit.score(call, pairs, sums)
+    fit.score(call.weights, pairs, sums)
     assert np.isfinite(fit.estimate(0).value)
 
 

@@ -113,7 +113,7 @@ def test_what_is_no_network_or_has_no_weights_is_refused(without_type_checks):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kind": "exakt"}, ArgumentError, r"^kind must be mimetic, impulse or exact"),
+        ({"kind": "exakt"}, ArgumentError, r"^unknown kind 'exakt': did you mean 'exact'\?"),
         ({"kind": "exact", "kernel_size": 2}, ArgumentError, r"^kernel_size must be odd"),
         ({"kind": "exact"}, UnsupportedModelError, r"^heads must be at least 3 wide .* are 2$"),
     ],

@@ -33,7 +33,7 @@ def by_position(layout, images=8, seed=0):
 def scored(call, groups):
     """A layer that is scored on the images that it was fitted to."""
     layer = measured(call, groups)
-    layer.kernels.score(call, layer.pairs, layer.sums)
+    layer.kernels.score(call.weights, layer.pairs, layer.sums)
     return layer
 
 
@@ -63,7 +63,7 @@ def test_position_score_is_that_of_whole_maps():
     fitted, held = make_call(layout, seed=0), make_call(layout, seed=1)
     pairs = make_pairs(layout, "layer")
     fit = KernelFit()
-    fit.score(held, pairs, added(fitted, 3))
+    fit.score(held.weights, pairs, added(fitted, 3))
     for head in range(3):
         maps = held.weights[:, 0, head].numpy()
         model = pairs.shared_out(fit.logs[head])[0].numpy()

@@ -29,17 +29,17 @@ CHANGES = {
     "positions": (
         lambda _: make_call(LAYOUTS["windows"]),
         UnsupportedModelError,
-        "layer: queries or keys lie elsewhere than for the images before",
+        "layer: queries or keys lie elsewhere than for the images before, or heads are not as many",
     ),
     "heads": (
         lambda call: make_call(call.layout, heads=2),
         UnsupportedModelError,
-        "layer: it has another number of heads than for the images before",
+        "layer: queries or keys lie elsewhere than for the images before, or heads are not as many",
     ),
     "heads of the network itself": (
         lambda call: replace(make_call(call.layout, heads=2), name=""),
         UnsupportedModelError,
-        "the network itself: it has another number of heads than for the images before",
+        "the network itself: queries or keys lie elsewhere than for the images before, or heads are not as many",
     ),
     "infinite weights": (
         infinite,

@@ -300,13 +300,8 @@ REFUSED = {
     ),
     "a layout of another size": (
         Tokens,
-        lambda seen: seen.global_layout((3, 5)),
-        r"\(Tokens\): 13 queries and 13 keys are not 3 × 5 positions and 0 prefix tokens$",
-    ),
-    "a layout that does not fit": (
-        Tokens,
         lambda _: global_layout((3, 5)),
-        r"weights of 2 × 2 × 13 × 13 for 2 images are not those of 1 groups of 15 queries and 15 keys$",
+        r"\(Tokens\): 13 queries and 13 keys are not the 15 and 15 of 3 × 5 positions and 0 prefix tokens$",
     ),
     "attention twice": (Twice, grid, r"\(Twice\): 2 products of weights and values was seen in it"),
     "no product": (

@@ -62,7 +62,7 @@ MISTAKES = {
         [0, -0.1, 1.01, nan, float("inf"), "0.9", None, True, torch.tensor(0.5)],
     ),
     r"model must be an nn\.Module": ("model", [None, "vit", torch.zeros(3)]),
-    "prefix must be 'mean' or 'attend'": ("prefix", ["keep", None, 1]),
+    "unknown prefix": ("prefix", ["keep", None, 1]),
     "unknown replacement": ("by", ["", "turned", "random"]),
     "by must be one of kernel, .* or pairs": ("by", [None, 3, ("blocks.7.attn", 0)]),
     r"maps must hold those of the 3 heads of blocks\.0\.attn": (

@@ -60,7 +60,7 @@ def test_no_head_of_a_fresh_network_is_a_convolution(name):
     by_position = {"convolution", "neighbour", "window", "row", "column", "half-plane"}
     assert not [line for line in report.not_covered if UNTRAINED in line]
     for layer in report.layers:
-        assert layer.control(UNTRAINED) is not None
+        assert UNTRAINED in layer.controls
         for verdict in (*layer.verdicts, *layer.verdicts_in(UNTRAINED)):
             assert verdict.word not in by_position, layer.name
             assert not verdict.by_construction, layer.name
@@ -140,7 +140,7 @@ def test_a_control_that_cannot_be_had_says_so():
     for kind in (Positions, DrawnPositions):
         report = analyze(kind().eval(), noise(12, 3, 16, 16), progress=False)
         said = [line for line in report.not_covered if line.startswith(UNTRAINED)]
-        had = report.layers[0].control(UNTRAINED) is not None
+        had = UNTRAINED in report.layers[0].controls
         expected = [
             "untrained weights: nothing says how place starts; a method `reset_parameters` of Positions would"
         ]

@@ -22,6 +22,7 @@ from convattn.errors import (
     must_be,
     must_be_a,
     require_name,
+    sorts,
 )
 from convattn.grid import whole_number
 from convattn.heads.catalogue import is_own, survey
@@ -31,7 +32,6 @@ from convattn.heads.head_report import (
     MEASURED,
     SHUFFLED,
     UNTRAINED,
-    Control,
     HeadReport,
     LayerReport,
     call_name,
@@ -223,13 +223,9 @@ class Images:
                 part = images[number]
                 if not isinstance(part, Tensor):
                     raise ArgumentError(must_be_a(name, "a tensor", part))
-                if part.layout != torch.strided:
-                    raise ArgumentError(must_be(name, "dense", part.layout))
-                if part.is_meta:
-                    raise ArgumentError(f"{name} must have values, but is on the meta device")
-                if not part.numel():
-                    shape = tuple(part.shape)
-                    raise ArgumentError(must_be(name, "of at least one value", shape))
+                if part.layout != torch.strided or part.is_meta or not part.numel():
+                    kind = f"{sorts([part])}, {part.layout} on {part.device}"
+                    raise ArgumentError(f"{name} must be dense, with values, but is {kind}")
                 parts.append(part if grid is None else shuffled(part, grid, number))
             shapes = self._shapes[key]
             shapes.update(tuple(part.shape) for part in parts)
@@ -374,11 +370,11 @@ class Run:
         if self._names is None and not has_positions(call.layout):
             self.passed_over[name or ITSELF] = None
             return
-        if name in self._masked and call.layout.allowed is not None:
-            allowed = call.layout.allowed.expand(len(call.weights), -1, -1, -1)
-            call = replace(call, layout=replace(call.layout, allowed=None), allowed=allowed)
         if name not in self.layers:
-            self.layers[name] = LayerMeasure(call, self._kernel_size, self.layers.values())
+            first = call
+            if name in self._masked:
+                first = replace(call, layout=replace(call.layout, allowed=None))
+            self.layers[name] = LayerMeasure(first, self._kernel_size, self.layers.values())
         layer = self.layers[name]
         if name in self._masked or layer.pairs.fits(call.layout):
             layer.add(call, members, held_out=held_out)
@@ -394,10 +390,10 @@ def _layer_report(
     layer = main.layers[name]
     pairs = layer.pairs
     layout = pairs.layout
-    beside = []
+    beside = {}
     for control, run in controls.items():
         if name in run.layers:
-            beside.append(Control(control, layer_statistics(run.layers[name], None)))
+            beside[control] = layer_statistics(run.layers[name], None)
     return LayerReport(
         name=name,
         kind=layer.kind,
@@ -411,7 +407,7 @@ def _layer_report(
         uniform_distance=pairs.everywhere_alike[0],
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer_statistics(layer, radius),
-        controls=tuple(beside),
+        controls=beside,
         kernel_size=layer.convolution.kernel_size,
         without_content=is_own(module) and module.content is None,
     )

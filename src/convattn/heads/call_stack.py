@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from math import prod
 from threading import local
 from typing import Any, final
@@ -21,65 +21,47 @@ from convattn.layers import RelativeAttention2d
 _GIVING_IMAGES = (nn.Conv2d, RelativeAttention2d)
 
 
-class _Thread(local):
-    """What runs in one thread.
-
-    Attributes:
-        running: The calls that have not returned, outermost first.
-        outputs: Each convolution that ran by its name, with the grid of what it gave out last; the latest is last.
-    """
-
-    def __init__(self) -> None:
-        self.running: list[CallContext] = []
-        self.outputs: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
-
-
 @final
-class CallStack:
+class CallStack(local):
     """The modules of a network that run, and what its convolutions gave out last.
 
     Each thread has its own calls, and a copy has none.
+
+    Attributes:
+        running: The calls that have not returned, outermost first.
     """
 
-    def __init__(self) -> None:
-        """Begins without calls."""
-        self._thread = _Thread()
+    def __init__(self, grids: dict[str, list[tuple[int, ...]]]) -> None:
+        """Begins without calls, in each thread anew, with the `grids` of all threads, of which there are none yet."""
+        self.running: list[CallContext] = []
+        # Each convolution that ran by its name, with the grid of what it gave out last; the latest is last
+        self._outputs: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
         # Grids of what each convolution gave out in any thread, in their order
-        self._grids: dict[str, list[tuple[int, ...]]] = {}
+        self._grids = grids
 
-    def __reduce__(self) -> tuple[type["CallStack"], tuple[()]]:
-        return CallStack, ()
-
-    @property
-    def running(self) -> list[CallContext]:
-        """The calls that have not returned, outermost first."""
-        return self._thread.running
+    def __reduce__(self) -> tuple[type["CallStack"], tuple[dict[str, Any]]]:
+        return CallStack, ({},)
 
     def attending(self, shape: tuple[int, ...]) -> CallContext:
         """Describes the innermost call, of which the weights have a shape, with the modules around it.
 
         UnsupportedModelError is raised if none is known.
         """
-        if not self._thread.running:
+        if not self.running:
             raise UnsupportedModelError(
                 "a layer with replaced heads must be called as `layer(…)`: `forward` passes over the hooks that tell"
                 " where it runs"
             )
-        *around, call = self._thread.running
-        features = dict(self._thread.outputs.values())
+        *around, call = self.running
+        features = dict(self._outputs.values())
         return replace(call, parents=tuple(reversed(around)), shape=shape, features=features)
 
     def source(self, grid: tuple[int, ...]) -> str:
         """Names the last convolution whose output has a grid, of those nearest to the innermost call; empty if none."""
-        layer = self._thread.running[-1].name
-        outputs = reversed(self._thread.outputs.items())
+        around = with_parents([self.running[-1].name])
+        outputs = reversed(self._outputs.items())
         sources = [name for name, (_, sizes) in outputs if sizes == grid]
-
-        def shared_parents(name: str) -> int:
-            pairs = zip(layer.split("."), name.split("."), strict=False)
-            return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-        return max(sources, key=shared_parents, default="")
+        return max(sources, key=lambda name: len(around & with_parents([name])), default="")
 
     def grid(self, source: str, positions: int) -> tuple[int, ...] | None:
         """Returns the grid of the image that runs; None if its convolution has not run.
@@ -88,7 +70,7 @@ class CallStack:
         that there was, and several raise ShapeError.
         """
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() < 0:
-            _, sizes = self._thread.outputs.get(source, (None, None))
+            _, sizes = self._outputs.get(source, (None, None))
             return sizes
         fitting = [grid for grid in self._grids.get(source, ()) if prod(grid) == positions]
         if len(fitting) > 1:
@@ -118,17 +100,17 @@ class CallStack:
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         if not name:
-            self._thread.running.clear()  # of a call that was interrupted
-        self._thread.running.append(CallContext(name, module, args, named))
+            self.running.clear()  # of a call that was interrupted
+        self.running.append(CallContext(name, module, args, named))
 
     def _leave(self, *_: Any) -> None:
-        if self._thread.running:
-            self._thread.running.pop()
+        if self.running:
+            self.running.pop()
 
     def _note(self, name: str, module: nn.Module, _: tuple[Any, ...], out: Tensor) -> None:
         sizes = tuple(map(int, out.shape[2:]))
-        self._thread.outputs.pop(name, None)
-        self._thread.outputs[name] = (module, sizes)
+        self._outputs.pop(name, None)
+        self._outputs[name] = (module, sizes)
         if not torch.compiler.is_compiling():
             grids = self._grids.setdefault(name, [])
             if sizes not in grids:

@@ -125,10 +125,7 @@ def register_attention(
 
 def attention_class(kind: type[nn.Module]) -> AttentionClass | None:
     """Returns what is known of a class; None if it is not in the catalogue."""
-    for cls, known in reversed(_registered):
-        if cls is kind:
-            return known
-    return _CATALOGUE.get(full_name(kind))
+    return dict(_registered).get(kind) or _CATALOGUE.get(full_name(kind))
 
 
 def is_own(module: nn.Module) -> bool:
@@ -138,10 +135,9 @@ def is_own(module: nn.Module) -> bool:
 
 def read_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
-    known = attention_class(type(attention))
-    if known is None or known.matrices is None:
-        reason = None if known is None else known.refused
-        raise UnsupportedModelError(reason or "where its matrices are is not known")
+    known = attention_class(type(attention)) or AttentionClass()
+    if known.matrices is None:
+        raise UnsupportedModelError(known.refused or "where its matrices are is not known")
     return known.matrices(attention)
 
 
@@ -198,8 +194,7 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
             continue
         if known.refused is not None:
             inside.update(module.modules())  # attention inside a refused module is refused with it
-        kind = full_name(type(module))
-        layers.append(AttentionModule(name, kind, known.pattern, known.refused))
+        layers.append(AttentionModule(name, full_name(type(module)), known.pattern, known.refused))
     return tuple(layers)
 
 

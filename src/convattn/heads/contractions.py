@@ -7,22 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
-from torch.nn import functional
 
 from convattn.heads.products import Product
 
-_PRODUCTS = {
-    torch.matmul,
-    Tensor.matmul,
-    Tensor.__matmul__,
-    torch.linalg.matmul,
-    torch.bmm,
-    Tensor.bmm,
-    torch.mm,
-    Tensor.mm,
-    torch.mv,
-    Tensor.mv,
-}
+_PRODUCTS = ("matmul", "__matmul__", "linalg_matmul", "bmm", "mm", "mv")
+"""Names of functions of torch, which those of its modules and the methods of tensors share."""
 
 
 class Contraction(NamedTuple):
@@ -48,18 +37,15 @@ class Contraction(NamedTuple):
         for names, operand in zip(self.names, self.operands, strict=True):
             for name, size in zip(names, operand.shape, strict=True):
                 sizes[name] = max(size, sizes.get(name, 1))
-        names, weights = _whole_axes(self.names[place], self.operands[place], sizes)
-        value_names, values = _whole_axes(self.names[1 - place], self.operands[1 - place], sizes)
-        groups, queries, channels = self._sorted(names, value_names, keys, sizes)
+        names, value_names = self.names[place], self.names[1 - place]
+        weights, values = self.operands[place], self.operands[1 - place]
+        axes = _whole_axes(names, weights, sizes), _whole_axes(value_names, values, sizes)
+        groups, queries, channels = self._sorted(*axes, keys, sizes)
         of_weights = (*groups, queries, keys)
         of_out = (*groups, queries, channels)
-        mask = None
-        if allowed is not None:
-            _, mask = _whole_axes(self.names[place], allowed, sizes)
-            mask = _arranged(mask, names, of_weights, sizes)
+        mask = None if allowed is None else _arranged(allowed, names, of_weights, sizes)
         wide = torch.promote_types(weights.dtype, torch.float32)
         weights = _arranged(weights, names, of_weights, sizes)
-        letters = " ".join(self.result)
         of_axes = {name: sizes[name] for name in "".join(of_out)}
         return Product(
             out=_arranged(out, self.result, of_out, sizes),
@@ -69,7 +55,9 @@ class Contraction(NamedTuple):
             mask=mask,
             rounding=torch.finfo(weights.dtype).eps,
             by_hand=by_hand,
-            restore=lambda out: rearrange(out, f"{_joined(of_out)} -> {letters}", **of_axes),
+            restore=lambda out: rearrange(
+                out, f"{_joined(of_out)} -> {' '.join(self.result)}", **of_axes
+            ),
         )
 
     def _sorted(
@@ -100,10 +88,10 @@ class Contraction(NamedTuple):
         return groups, queries, "".join(channels)
 
 
-def _whole_axes(names: str, tensor: Tensor, sizes: dict[str, int]) -> tuple[str, Tensor]:
-    """Drops the axes of size 1 that are repeated to the other operand's size, and their letters."""
-    whole = [name for name, size in zip(names, tensor.shape, strict=True) if size == sizes[name]]
-    return "".join(whole), tensor.reshape([sizes[name] for name in whole])
+def _whole_axes(names: str, tensor: Tensor, sizes: dict[str, int]) -> str:
+    """Returns the letters of axes without those of size 1 that are repeated to the other operand's size."""
+    pairs = zip(names, tensor.shape, strict=True)
+    return "".join(name for name, size in pairs if size == sizes[name])
 
 
 def _arranged(
@@ -113,8 +101,10 @@ def _arranged(
     sizes: dict[str, int],
 ) -> Tensor:
     """Sorts axes into groups, each of which becomes one; repeats what is missing."""
-    missing = {name: sizes[name] for name in "".join(groups) if name not in names}
-    return repeat(tensor, f"{' '.join(names)} -> {_joined(groups)}", **missing)
+    whole = _whole_axes(names, tensor, sizes)
+    tensor = tensor.reshape([sizes[name] for name in whole])
+    missing = {name: sizes[name] for name in "".join(groups) if name not in whole}
+    return repeat(tensor, f"{' '.join(whole)} -> {_joined(groups)}", **missing)
 
 
 def _joined(groups: Sequence[str]) -> str:
@@ -123,14 +113,14 @@ def _joined(groups: Sequence[str]) -> str:
 
 
 def read_contraction(
-    func: Any, args: Sequence[Any], tensors: Sequence[Tensor]
+    name: str, args: Sequence[Any], tensors: Sequence[Tensor]
 ) -> Contraction | None:
     """Reads a call of torch, with its tensors, as an einsum of two of them; None if it is no such call."""
-    if func is torch.einsum and isinstance(args[0], str):
+    if name == "einsum" and isinstance(args[0], str):
         return _read_equation(args[0], tensors)
-    if func is functional.linear:
+    if name == "linear":
         return _read_equation("...k,dk->...d", tensors[:2])
-    if func in _PRODUCTS:
+    if name in _PRODUCTS:
         rows = "...q" if tensors[0].ndim > 1 else ""
         columns = "d" if tensors[1].ndim > 1 else ""
         lead = "..." if columns else ""

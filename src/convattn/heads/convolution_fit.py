@@ -88,11 +88,11 @@ class ConvolutionFit:
     ) -> Float[Tensor, "rows features"]:
         """Returns the window of every position, one row each."""
         reduced = (x.to(basis.dtype) @ basis).unflatten(1, self.grid)
-        around = (self.kernel_size // 2,) * 2 * len(self.grid)
+        axes = len(self.grid)
+        around = (self.kernel_size // 2,) * 2 * axes
         padded = functional.pad(reduced, (0, 0, *around))
         for axis, size in enumerate(self.grid, start=1):
             padded = padded.unfold(axis, size, 1)  # taps in its place, positions behind
-        axes = len(self.grid)
         windows = padded.movedim(tuple(range(-axes, 0)), tuple(range(1, axes + 1)))
         return windows.reshape(len(x) * prod(self.grid), -1)
 

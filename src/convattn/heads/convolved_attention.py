@@ -16,7 +16,7 @@ from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.call_stack import CallStack, require_sizes
-from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
+from convattn.heads.families.attention_class import TokenAttention, part_of
 from convattn.heads.fixed_attention import DisplacedHeads
 from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import times
@@ -103,8 +103,8 @@ class OtherHeads(nn.Module):
         """Copies some heads of a layer."""
         super().__init__()
         rows = _head_rows(heads, layer.head_width)
-        self.query = some_rows(layer.query, rows)
-        self.key = some_rows(layer.key, rows)
+        self.query = part_of(layer.query, rows)
+        self.key = part_of(layer.key, rows)
         self.query_norm = layer.query_norm
         self.key_norm = layer.key_norm
         self.heads = tuple(heads)
@@ -183,15 +183,13 @@ class ConvolvedAttention(nn.Module):
         self.grid = report.grid
         self.source = report.grid_source
         self.calls = calls
-        self.value = some_rows(layer.value, rows)
+        self.value = part_of(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
         self.one_grid = report.prefix > 0 and not attends
         attends &= report.prefix > 0
         self.at_prefix = OtherHeads(layer, measured.heads) if attends else None
         weight = layer.value.weight
-        output = layer.output
-        bias = None if output.bias is None else output.bias.clone()
-        self.output = linear(output.weight[:, rows], bias, like=output)
+        self.output = part_of(layer.output, torch.arange(layer.output.out_features), rows)
         self.after = layer.after
         wide = torch.promote_types(weight.dtype, torch.float32)
 

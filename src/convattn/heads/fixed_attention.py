@@ -1,6 +1,6 @@
 """Attention of any class in which some heads have fixed weights: the layer runs as it is, and these meet its values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.errors import UnsupportedModelError
 from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.catalogue import attention_class
-from convattn.heads.families.attention_class import CallContext
+from convattn.heads.families.attention_class import AttentionClass
 from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
@@ -26,21 +26,17 @@ class MappedHeads(nn.Module):
     Attributes:
         heads: Their numbers in the layer.
         weights: The map, (groups, heads, queries, keys); with one query and key it is the same for all of them.
-        placed: Whether what the heads see depends on where queries and keys lie.
     """
 
     def __init__(
         self,
         heads: Sequence[int],
         weights: Float[Tensor, "groups heads queries keys"],
-        *,
-        placed: bool = True,
     ) -> None:
         """Takes the heads with their maps."""
         super().__init__()
         self.heads = tuple(heads)
         self.weights = nn.Buffer(weights)
-        self.placed = placed
 
     def maps(self, _: Layout | None, **__: bool) -> Float[Tensor, "groups heads queries keys"]:
         """Returns the maps."""
@@ -58,8 +54,6 @@ class DisplacedHeads(nn.Module):
         prefix_shares: π, the mean weight of a position for each prefix token, (heads, prefix tokens).
         prefix_maps: Weights of the queries of prefix tokens, of sum 1, (heads, prefix tokens, tokens).
     """
-
-    placed = True
 
     def __init__(
         self,
@@ -128,12 +122,14 @@ class FixedAttention(nn.Module):
         fixed: Sequence[FixedHeads],
         calls: CallStack,
         *,
+        placed: bool,
         grid: tuple[int, ...] | None,
         attends: bool,
     ) -> None:
         """Takes over a layer, of which the report has the name and the heads.
 
-        Heads are fixed for one grid of queries, None for all. Prefix tokens' queries may attend as before in heads by
+        What `placed` heads see depends on where queries and keys lie. Heads are fixed for one grid of queries, None for
+        all. Prefix tokens' queries may attend as before in heads by
         displacement.
         """
         super().__init__()
@@ -142,9 +138,9 @@ class FixedAttention(nn.Module):
         self._heads = len(report.heads)
         weight = next(attention.parameters(), torch.empty(0))
         wide = torch.promote_types(weight.dtype, torch.float32)
-        self._placed = any(part.placed for part in fixed)
         self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
         self._calls = calls
+        self._placed = placed
         self._grid = grid
         self._attends = attends
 
@@ -155,12 +151,9 @@ class FixedAttention(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("attention"), name)
 
+    @torch.compiler.disable  # modes that see operations would be traced with them
     def forward(self, *args: Any, **named: Any) -> Any:
         """Runs the layer; UnsupportedModelError unless it multiplies weights and values once."""
-        return self._run(args, named)  # type: ignore[call-issue, call-arg]
-
-    @torch.compiler.disable  # modes that see operations would be traced with them
-    def _run(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         products = []
 
         def change(product: Product) -> Tensor:
@@ -184,8 +177,7 @@ class FixedAttention(nn.Module):
             )
         layout = None
         if known.heads_first or self._placed:
-            call = self._calls.attending(product.shape)
-            layout = self._layout(known.layout, replace(call, module=self.attention))
+            layout = self._layout(known, product)
             if self._grid is not None:
                 require_sizes(self._grid, layout.grid, "of a grid of {} positions")
         *lead, queries, keys = product.shape
@@ -225,10 +217,11 @@ class FixedAttention(nn.Module):
             out = out.transpose(1, 2)
         return out.reshape(product.out.shape)
 
-    def _layout(self, read: Callable[[CallContext], Layout], call: CallContext) -> Layout:
-        """Reads where queries and keys of a call lie."""
+    def _layout(self, known: AttentionClass, product: Product) -> Layout:
+        """Reads where queries and keys of the call lie that computes a product."""
+        call = self._calls.attending(product.shape)
         try:
-            return read(call)
+            return known.read(replace(call, module=self.attention))
         except UnsupportedModelError as error:
             raise UnsupportedModelError(
                 f"{self._name}: {error}; a layer with replaced heads must run within its network, and no checkpoint of"

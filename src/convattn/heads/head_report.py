@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from convattn.errors import CheckpointError, require_name
+from convattn.errors import require_name
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import (
     HeadVerdict,
@@ -128,14 +128,6 @@ HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type i
 
 
 @dataclass(frozen=True)
-class Control:
-    """The same layer where what makes its heads is taken away."""
-
-    name: str  # "untrained weights" or "shuffled images"
-    measured: LayerStatistics  # What is left
-
-
-@dataclass(frozen=True)
 class LayerReport:
     """One layer of attention."""
 
@@ -152,8 +144,8 @@ class LayerReport:
     # Displacements of the kernels: all within the report's radius
     displacements: tuple[tuple[float, ...], ...] = field(repr=False)
     measured: LayerStatistics  # What was measured
-    # The same without trained weights, or on shuffled images
-    controls: tuple[Control, ...] = field(repr=False)
+    # The same with "untrained weights", or on "shuffled images", as far as it was measured
+    controls: dict[str, LayerStatistics] = field(repr=False)
     kernel_size: int  # Taps along each axis of the convolution that it is compared with
     without_content: bool = (
         False  # Whether its class has no content: its heads are convolutions by construction
@@ -164,10 +156,6 @@ class LayerReport:
         """The heads as measured."""
         return self.measured.heads
 
-    def control(self, name: str) -> LayerStatistics | None:
-        """Returns a control by its name; None if it was not measured."""
-        return self.conditions().get(name)
-
     @property
     def verdicts(self) -> tuple[HeadVerdict, ...]:
         """What each head is, by the rules, with errors and both controls."""
@@ -175,11 +163,10 @@ class LayerReport:
 
     def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
         """What each head is as measured, with both controls, or in one of them; empty if it was not measured."""
-        conditions = self.conditions()
-        statistics = conditions.get(condition)
+        statistics = self.conditions().get(condition)
         if statistics is None:
             return ()
-        controls = conditions if condition == MEASURED else {}
+        controls = self.controls if condition == MEASURED else {}
         shuffled = controls.get(SHUFFLED)
         untrained = controls.get(UNTRAINED)
         control = shuffled or untrained
@@ -206,7 +193,7 @@ class LayerReport:
     def sentence(self) -> str:
         """What its heads are, how far they look, and what a convolution of the layer's input explains."""
         measured = self.measured
-        scores = {item.name: item.measured.convolution_score for item in self.controls}
+        scores = {name: left.convolution_score for name, left in self.controls.items()}
         parts = (
             headline(self.verdicts, self.verdicts_in(UNTRAINED)),
             held_in_words(self.verdicts, self.kernel),
@@ -217,8 +204,7 @@ class LayerReport:
 
     def conditions(self) -> dict[str, LayerStatistics]:
         """Returns what was measured, by condition."""
-        controls = {item.name: item.measured for item in self.controls}
-        return {MEASURED: self.measured, **controls}
+        return {MEASURED: self.measured, **self.controls}
 
 
 @dataclass(frozen=True)
@@ -299,9 +285,9 @@ class HeadReport(Record):
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
         lines = [f"{self.model}: {self.headline()}"]
-        for layer in self.layers:
-            words = count_words(layer.verdicts)
-            lines.append(f"  {layer.name or ITSELF}: {words}")
+        lines += [
+            f"  {layer.name or ITSELF}: {count_words(layer.verdicts)}" for layer in self.layers
+        ]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
@@ -323,7 +309,5 @@ def read_report(path: Path) -> HeadReport:
     Raises:
         CheckpointError: There is no such file, or it is no report.
     """
-    if not path.exists():
-        raise CheckpointError(f"there is no report {str(path)!r}")
     file = path / "report.json" if path.is_dir() else path
     return HeadReport.load(file)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.jackknife import GROUPS
-from convattn.heads.layout import AttentionCall, Layout, as_slice
+from convattn.heads.layout import Layout, as_slice
 
 _STEPS = 720
 """Positions of keys are told apart to 1/720 of a cell: halves, thirds, … of one are exact."""
@@ -158,13 +158,16 @@ class HeadSums:
 
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
-        parts = vars(other)
-        return HeadSums(**{name: part + parts[name] for name, part in vars(self).items()})
+        return HeadSums(*map(torch.add, vars(self).values(), vars(other).values()))
 
 
-def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]) -> HeadSums:
+def sum_heads(
+    weights: Float[Tensor, "images groups heads queries keys"],
+    pairs: Pairs,
+    members: Int64[Tensor, " images"],
+) -> HeadSums:
     """Sums the weights of one batch; `members` says which of `GROUPS` groups of images each image is in."""
-    images, _, heads, _, keys = call.weights.shape
+    images, _, heads, _, keys = weights.shape
     unbiased = images / max(images - 1, 1)
     level = 2.0 ** -round(log2(keys))  # the power of two nearest to 1/keys
 
@@ -175,7 +178,7 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
 
     of_heads = defaultdict(list)
     for head in range(heads):
-        attention = attention_on_grid(call, pairs, head)
+        attention = attention_on_grid(weights, pairs, head)
         size = attention.abs()
         shifted = attention - level
         if pairs.valid is not None:
@@ -187,8 +190,8 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
         of_heads["squares"].append(by_group(sum_squares(shifted)))
         of_heads["over_images"].append(by_group(sum_squares(apart) * unbiased))
     sums = {name: torch.stack(parts, dim=1) for name, parts in of_heads.items()}
-    counted = by_group(call.weights.new_ones(images))
-    on_prefix = call.weights[..., pairs.layout.key_prefix][:, :, :, pairs.rows].double()
+    counted = by_group(weights.new_ones(images))
+    on_prefix = weights[..., pairs.layout.key_prefix][:, :, :, pairs.rows].double()
     if pairs.valid is not None:
         on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
     prefix_queries = pairs.layout.prefix_queries()
@@ -200,19 +203,19 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
         by_displacement=sums["centred"] + level * counted[:, None, None] * pairs.counts,
         prefix=by_group(on_prefix.sum(dim=(1, 3))),
         prefix_size=by_group(on_prefix.abs().sum(dim=(1, 3, 4))),
-        prefix_maps=by_group(call.weights[:, 0][:, :, prefix_queries]),
+        prefix_maps=by_group(weights[:, 0][:, :, prefix_queries]),
         **sums,
     )
 
 
 def attention_on_grid(
-    call: AttentionCall, pairs: Pairs, head: int
+    weights: Float[Tensor, "images groups heads queries keys"], pairs: Pairs, head: int
 ) -> Float[Tensor, "images groups rows cols"]:
     """Returns the weights of a head for the pairs that count, and 0 for the others."""
-    weights = call.weights[:, :, head]
-    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    weights = weights[:, :, pairs.rows][..., pairs.cols]
-    return weights if pairs.valid is None else weights * pairs.valid
+    of_head = weights[:, :, head]
+    of_head = of_head.to(torch.promote_types(weights.dtype, torch.float32))
+    of_head = of_head[:, :, pairs.rows][..., pairs.cols]
+    return of_head if pairs.valid is None else of_head * pairs.valid
 
 
 def sum_squares(weights: Float[Tensor, "images groups rows cols"]) -> Float64[Tensor, " images"]:

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, require_name
 from convattn.grid import PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork, TokenAttention
@@ -71,6 +71,7 @@ def init_heads_(
     Raises:
         UnsupportedModelError: The network is of another class, or heads of an "exact" start are narrower than 3.
         ArgumentError: An argument is out of range.
+        UnknownNameError: There is no such kind.
 
     Example:
         >>> import timm
@@ -83,8 +84,7 @@ def init_heads_(
     if any(taps % 2 == 0 for taps in kernel):
         expected = "odd, so that there is a patch in the middle"
         raise ArgumentError(must_be("kernel_size", expected, kernel_size))
-    if kind not in get_args(Kind):
-        raise ArgumentError(must_be("kind", "mimetic, impulse or exact", kind))
+    require_name("kind", kind, get_args(Kind))
     network = PATCH_NETWORKS.get(full_name(type(vit)))
     if network is None:
         raise UnsupportedModelError(
@@ -199,7 +199,7 @@ def _at_tap(grid: tuple[int, ...], tap: Sequence[int]) -> Float64[Tensor, "queri
     """Returns 1 at the key that a tap looks at from each query, 0 elsewhere; nothing beyond the grid."""
     sides = []
     for size, step in zip(grid, tap, strict=True):
-        sides.append(torch.eye(size, dtype=torch.float64).roll(step, 1).triu(step).tril(step))
+        sides.append(torch.ones(size, size, dtype=torch.float64).triu(step).tril(step))
     return torch.kron(*sides)
 
 

@@ -3,12 +3,11 @@
 from math import nan
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from convattn.heads.head_sums import HeadSums, Pairs, attention_on_grid, sum_squares
 from convattn.heads.jackknife import Estimate, explained
-from convattn.heads.layout import AttentionCall
 
 _SETTLED = 1e-5
 """Largest error of a displacement's attention, as a share of the largest one's, of a fit that has settled."""
@@ -40,7 +39,12 @@ class KernelFit:
         self.mass: Float64[Tensor, " heads"] = torch.zeros(0)
         self.squares: list[Float64[Tensor, "heads 2 images"]] = []
 
-    def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
+    def score(
+        self,
+        weights: Float[Tensor, "images groups heads queries keys"],
+        pairs: Pairs,
+        fitted: HeadSums,
+    ) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
         if self.logs is None:
             total = fitted.total()
@@ -49,10 +53,10 @@ class KernelFit:
             self.unsettled = int((~settled).sum())
         squares = []
         for head, logs in enumerate(self.logs):
-            attention = attention_on_grid(call, pairs, head)
+            attention = attention_on_grid(weights, pairs, head)
             for shares in (pairs.shared_out(logs), pairs.uniform):
-                weights = (self.mass[head] * shares).to(attention.dtype)
-                squares.append(sum_squares(attention - weights))
+                expected = (self.mass[head] * shares).to(attention.dtype)
+                squares.append(sum_squares(attention - expected))
         self.squares.append(torch.stack(squares).unflatten(0, (-1, 2)))
 
     def estimate(self, head: int) -> Estimate:

@@ -1,7 +1,6 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from math import nan
 from operator import itemgetter
 
@@ -57,8 +56,7 @@ class LayerMeasure:
         self.bytes = call.weights[0].numel() * 4
         known = (layer.pairs for layer in others if layer.pairs.layout.equals(call.layout))
         self.pairs = next(known, None) or make_pairs(call.layout, call.name or ITSELF)
-        nothing = replace(call, weights=call.weights[:0], inputs=None, outputs=None, allowed=None)
-        self.sums = sum_heads(nothing, self.pairs, torch.arange(0))
+        self.sums = sum_heads(call.weights[:0], self.pairs, torch.arange(0))
         self.kernels = KernelFit()
         self.convolution = ConvolutionFit(call.layout.grid, kernel_size)
         self.normalised = True
@@ -71,17 +69,14 @@ class LayerMeasure:
     ) -> None:
         """Adds a batch; `members` are the groups of its images, held out from the fits or not."""
         name = call.name or ITSELF
-        if not self.pairs.fits(call.layout):
+        heads = self.sums.squares.shape[1]
+        if not self.pairs.fits(call.layout) or call.weights.shape[2] != heads:
             raise UnsupportedModelError(
-                f"{name}: queries or keys lie elsewhere than for the images before"
-            )
-        if call.weights.shape[2] != self.sums.squares.shape[1]:
-            raise UnsupportedModelError(
-                f"{name}: it has another number of heads than for the images before"
+                f"{name}: queries or keys lie elsewhere than for the images before, or heads are not as many"
             )
         if held_out:
-            self.kernels.score(call, self.pairs, self.sums)
-        added = sum_heads(call, self.pairs, members)
+            self.kernels.score(call.weights, self.pairs, self.sums)
+        added = sum_heads(call.weights, self.pairs, members)
         if not bool(torch.isfinite(added.squares).all()):
             raise ArgumentError(
                 f"images must give finite attention, but weights of {name} are not finite"
@@ -94,9 +89,8 @@ class LayerMeasure:
             self.error = call.error
             self.budget = call.budget
         self.normalised &= call.normalised
-        mask_before = self.pairs.layout.allowed is not None
-        mask_now = call.layout.allowed is not None
-        self.masked |= call.allowed is not None or mask_now != mask_before
+        mask = call.allowed if call.layout.allowed is None else call.layout.allowed
+        self.masked |= mask is not None and self.pairs.layout.allowed is None
 
 
 def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics:
@@ -124,24 +118,19 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     distance, effective_positions = pairs.everywhere_alike
     steps = pairs.displacements
     axes = steps.shape[1]
-    side = _LargestPart(torch.cat([steps < 0, steps > 0], dim=1), total)
-    line = _LargestPart(steps.abs() < _SAME, total)
+    side, side_share = _largest_part(torch.cat([steps < 0, steps > 0], dim=1), totals)
+    line, line_share = _largest_part(steps.abs() < _SAME, totals)
     one_cell = torch.eye(axes, dtype=torch.int64)
-    sides = torch.cat([-one_cell, one_cell])[side.numbers]
-    samples = []
-    for sample in totals:
-        numbers = _head_numbers(sample, pairs, hard, inside)
-        numbers["side_share"] = side.share(sample)
-        numbers["line_share"] = line.share(sample)
-        if axes == 1:
-            numbers["line_share"].fill_(nan)
-        numbers["evenness"] = numbers["effective_positions"] / effective_positions
-        numbers["nearness"] = 1 - numbers["distance"] / distance
-        samples.append(numbers)
+    sides = torch.cat([-one_cell, one_cell])[side]
+    samples = [_head_numbers(sample, pairs, hard, inside) for sample in totals]
     weights = total.by_displacement[:, shown] / (total.images * pairs.counts[shown])
     prefix_weights = total.prefix / (total.images * pairs.queries)
     prefix_maps = total.prefix_maps / total.images
     values = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    values["side_share"] = side_share
+    values["line_share"] = line_share if axes > 1 else torch.full_like(line_share, nan)
+    values["evenness"] = values["effective_positions"] / effective_positions
+    values["nearness"] = 1 - values["distance"] / distance
     shifts = [_estimates(axis) for axis in values.pop("shift").unbind(2)]
     values["shift_invariance"] = _without_bias(values["shift_invariance"])
     estimates = {name: _estimates(of_samples) for name, of_samples in values.items()}
@@ -156,7 +145,7 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
                 hard_shift=tuple(hard_shifts[0, head].tolist()),
                 hard_shift_error=tuple(shift_errors[head]),
                 side=tuple(sides[head].tolist()),
-                line=int(line.numbers[head]),
+                line=int(line[head]),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
                 prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
                 kernel=tuple(weights[head].tolist()),
@@ -168,22 +157,14 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     return LayerStatistics(int(total.images), tuple(heads), layer.convolution.estimate())
 
 
-class _LargestPart:
-    """The part of all displacements that gets most of a head's attention on all images.
-
-    Attributes:
-        numbers: Which of the parts it is, for each head.
-    """
-
-    def __init__(self, parts: Bool[Tensor, "displacements parts"], total: HeadSums) -> None:
-        """Finds it from the sums over all images."""
-        self._parts = parts.double()
-        self.numbers = (total.absolute @ self._parts).argmax(dim=1)
-
-    def share(self, sums: HeadSums) -> Float64[Tensor, " heads"]:
-        """Returns its share of each head's attention, from sums over some images."""
-        attention = sums.absolute @ self._parts
-        return attention.gather(1, self.numbers[:, None])[:, 0] / sums.absolute.sum(dim=1)
+def _largest_part(
+    parts: Bool[Tensor, "displacements parts"], totals: Sequence[HeadSums]
+) -> tuple[Int64[Tensor, " heads"], Float64[Tensor, "samples heads"]]:
+    """Returns which part of all displacements gets most of a head's attention in the first sample, and its shares."""
+    of_parts = torch.stack([sample.absolute @ parts.double() for sample in totals])
+    largest = of_parts[0].argmax(dim=1)
+    of_largest = of_parts[:, range(len(largest)), largest]
+    return largest, of_largest / torch.stack([sample.absolute.sum(dim=1) for sample in totals])
 
 
 def _head_numbers(

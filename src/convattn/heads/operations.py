@@ -27,31 +27,11 @@ def _without_override(function: Any) -> Any:
 _TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
 """The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
 
-_SOFTMAX = {
-    torch.softmax,
-    Tensor.softmax,
-    functional.softmax,
-    torch.special.softmax,
-}
-_POWERS = {
-    torch.exp,
-    Tensor.exp,
-    torch.exp_,
-    Tensor.exp_,
-}
-_SUM = {torch.sum, Tensor.sum}
-_TIMES = {
-    torch.mul,
-    Tensor.mul,
-    Tensor.__mul__,
-    Tensor.__rmul__,
-}
-_ADDING = {
-    torch.baddbmm,
-    Tensor.baddbmm,
-    torch.addmm,
-    Tensor.addmm,
-}
+_SOFTMAX = ("softmax", "special_softmax")
+_POWERS = ("exp", "exp_")
+_TIMES = ("mul", "__mul__", "__rmul__")
+_ADDING = ("baddbmm", "addmm")
+"""Names of functions of torch, which those of its modules and the methods of tensors share."""
 
 
 class _Trace(NamedTuple):
@@ -60,28 +40,6 @@ class _Trace(NamedTuple):
     axis: int | None  # That of the keys, counted from the last; None of exponentials
     allowed: Tensor | None  # Which pairs no mask excludes; None if not known
     factors: tuple[Tensor, ...] = ()  # The two of which it is the product element by element
-
-
-class _Call(NamedTuple):
-    """A call of a function of torch."""
-
-    func: Any
-    args: tuple[Any, ...]
-    named: dict[str, Any]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors that it is given."""
-        return _tensors((self.args, self.named))
-
-    def axis(self, tensor: Tensor) -> int | None:
-        """Returns the axis that is given after a tensor, counted from the last; None for none or several."""
-        axis = self.named.get("dim", self.args[1] if len(self.args) > 1 else None)
-        if isinstance(axis, list | tuple) and len(axis) == 1:
-            (axis,) = axis
-        if not isinstance(axis, int) or not tensor.ndim:
-            return None
-        return axis % tensor.ndim - tensor.ndim
 
 
 class Operations(TorchFunctionMode):
@@ -110,39 +68,46 @@ class Operations(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:
                 return _TORCH_ATTENTION(*args, **named)
-        call = _Call(func, args, named)
-        sources = []
-        if len(self._traces):
-            sources = [part for part in call.tensors if part in self._traces]
-        if sources and func in _ADDING and sources[0] is not args[0]:
+        name = getattr(func, "__name__", "")
+        tensors = _tensors((args, named))
+        sources = [part for part in tensors if part in self._traces]
+        if sources and name in _ADDING and sources[0] is not args[0]:
             with self:
                 return _add_product(*args, **named)
-        nonzero = sources[0] != 0 if sources and len(call.tensors) > 1 else None
+        nonzero = sources[0] != 0 if sources and len(tensors) > 1 else None
         out = func(*args, **named)
         if func is functional.scaled_dot_product_attention:
             changed = self._report(fused_product(out, *args, **named))
             return out if changed is None else changed
-        if func in _SOFTMAX or func in _POWERS:
-            scores = call.tensors[0]
+        if name in _SOFTMAX + _POWERS and isinstance(out, Tensor):
+            scores = tensors[0]
             allowed = scores > EXCLUDED if scores.is_floating_point() else None
-            axis = None if func in _POWERS else call.axis(scores)
+            axis = None if name in _POWERS else _given_axis(scores, args, named)
             self._traces[out] = _Trace(axis, allowed)
         elif sources:
             source = min(sources, key=lambda part: self._traces[part].axis is None)
-            return self._follow(call, out, source, nonzero)
+            return self._follow(func, args, named, out, source, nonzero)
         return out
 
-    def _follow(self, call: _Call, out: Any, source: Tensor, nonzero: Tensor | None) -> Any:
+    def _follow(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        named: Mapping[str, Any],
+        out: Any,
+        source: Tensor,
+        nonzero: Tensor | None,
+    ) -> Any:
         """Notes what is made of weights, or reports it; returns it, or what stands in its place.
 
         Weights that an operation with another tensor makes zero are masked; `nonzero` were not before.
         """
-        func, args, named = call
-        tensors = call.tensors
-        axis = call.axis(source)
+        tensors = _tensors((args, named))
+        axis = _given_axis(source, args, named)
         trace = self._traces[source]
-        contraction = read_contraction(func, args, tensors)
-        if func in _SUM and trace.factors and axis is not None:
+        name = getattr(func, "__name__", "")
+        contraction = read_contraction(name, args, tensors)
+        if name == "sum" and trace.factors and axis is not None:
             contraction = read_sum(trace.factors, axis)
             if contraction is not None and out.ndim == source.ndim:
                 return self._contract(contraction, out.squeeze(axis)).unsqueeze(axis)
@@ -157,7 +122,7 @@ class Operations(TorchFunctionMode):
             with suppress(RuntimeError):  # of `view`, where the mask lies otherwise in memory
                 masks = [*_tensors(func(trace.allowed, *args[1:], **named))]
         factors: tuple[Tensor, ...] = ()
-        if func in _TIMES and out.numel() > source.numel():
+        if name in _TIMES and out.numel() > source.numel():
             factors = tuple(tensors)
         for part, allowed in zip(results, masks, strict=True):
             if trace.axis is None:
@@ -191,6 +156,16 @@ class Operations(TorchFunctionMode):
                 if changed is not None:
                     out = product.restore(changed)
         return out
+
+
+def _given_axis(tensor: Tensor, args: tuple[Any, ...], named: Mapping[str, Any]) -> int | None:
+    """Returns the axis that a call is given after a tensor, counted from the last; None for none or several."""
+    axis = named.get("dim", args[1] if len(args) > 1 else None)
+    if isinstance(axis, list | tuple) and len(axis) == 1:
+        (axis,) = axis
+    if not isinstance(axis, int) or not tensor.ndim:
+        return None
+    return axis % tensor.ndim - tensor.ndim
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:

@@ -118,14 +118,11 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     q, k, v = (part.expand(*lead, *part.shape[-2:]) for part in (query, key, value))
     if is_causal:  # torch takes no other mask beside it
-        pairs = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
-        attn_mask = pairs.tril()
+        attn_mask = q.new_full((q.shape[-2], k.shape[-2]), -torch.inf).triu(1)
+    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = q.new_zeros(attn_mask.shape).masked_fill_(~attn_mask, -torch.inf)
     wide = torch.promote_types(q.dtype, torch.float32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-
-    allowed = attn_mask
-    if allowed is not None and allowed.dtype != torch.bool:
-        allowed = allowed > EXCLUDED
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = attn_mask
@@ -141,7 +138,7 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
         inputs=(q, k, v),
         compute=compute,
         weights=weights,
-        mask=allowed,
+        mask=None if attn_mask is None else attn_mask > EXCLUDED,
         rounding=torch.finfo(wide).eps,
         factor=factor,
     )
@@ -165,9 +162,7 @@ def weights_of(
     for first in range(0, len(weights), size):
         part = slice(first, first + size)
         scores = q[part] @ k[part].mT
-        if mask is not None and mask.dtype == torch.bool:
-            scores.masked_fill_(~mask[part], -torch.inf)
-        elif mask is not None:
+        if mask is not None:
             scores += mask[part]
         torch.softmax(scores, -1, out=weights[part])
     return weights if mask is None else weights.nan_to_num_(0.0)

@@ -1,6 +1,5 @@
 """Reads the attention of every layer of a network in one watched pass: layout, weights, and the proof of both."""
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from convattn.budget import roundings
+from convattn.budget import references
 from convattn.convert.network_runs import devices_of, read_arguments, without_modes
 from convattn.convert.surgery import require_network
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
@@ -196,7 +195,7 @@ class Watcher:
         self._images = len(tensors[0]) if tensors else 0
         self._callback = callback
         self._raised: BaseException | None = None
-        self._calls = CallStack()
+        self._calls = CallStack({})
         self._products = defaultdict[CallContext, list[_Seen]](list)
         with as_it_was(self.model), ExitStack() as watching:
             for layer in self._layers:
@@ -252,11 +251,10 @@ class Watcher:
                 return
         if self._strict:
             call = running[0]
-            sizes = " × ".join(map(str, product.shape))
             cls = type(call.module)
             self._raised = UnsupportedModelError(
-                f"{call.name or 'the model'} ({full_name(cls)}) attends with weights of {sizes}, and its class is not"
-                f" known; {how_to_register(cls)}"
+                f"{call.name or 'the model'} ({full_name(cls)}) attends with weights of"
+                f" {times(product.shape)}, and its class is not known; {how_to_register(cls)}"
             )
             raise self._raised
 
@@ -281,17 +279,13 @@ class Watcher:
         product, weights, proof = products[0]
         known = attention_class(type(call.module))
         assert known is not None
-        assert known.layout is not None
         try:
-            layout = known.layout(self._calls.attending(product.shape))
+            layout = known.read(self._calls.attending(product.shape))
         except UnsupportedModelError as error:
             if known.pattern == "registered":
                 raise
             hint = how_to_register(type(call.module))
             raise UnsupportedModelError(f"{error}; {hint}") from None
-        if not isinstance(layout, Layout):
-            returned = f"what `read` of {type(call.module).__name__} returns"
-            raise ArgumentError(must_be_a(returned, "a Layout", layout))
         in_order = global_layout(layout.grid, layout.prefix)
         if layout.pattern in WHOLE and not layout.lies_like(in_order):
             layout = replace(layout, pattern=f"{layout.pattern}, in another order")
@@ -323,14 +317,13 @@ def _heads(shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: 
 
     Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
     """
-    groups, queries = layout.queries.shape
-    keys = layout.keys.shape[1]
+    groups = layout.groups
     heads = prod(shape[:-2]) // max(images * groups, 1)
     lead = (images, heads, groups) if heads_first else (images, groups, heads)
     *cuts, count = [*accumulate(shape[:-2], mul)] or [1]
     *cuts_of_lead, expected = accumulate(lead, mul)
-    fits = count == expected and set(cuts) <= set(cuts_of_lead)
-    if (queries, keys) != shape[-2:] or not fits:
+    if count != expected or not set(cuts) <= set(cuts_of_lead):
+        queries, keys = shape[-2:]
         raise UnsupportedModelError(
             f"weights of {times(shape)} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"
@@ -388,7 +381,6 @@ def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
 def _read_own(call: CallContext, out: Tensor, *, needs_proof: bool) -> AttentionCall:
     """Reads a layer of this library, which computes its weights itself."""
     layer = call.module
-    assert isinstance(layer, RelativeAttention)
     x = layer.batch_of(*call.args, **call.kwargs)
     y = out if out.ndim == x.ndim else out[None]
     sizes = tuple(x.shape[2:])
@@ -417,7 +409,7 @@ def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images he
     images_or_sizes = x if layer.content is not None else x.shape[2:]
     weights = layer.attention(images_or_sizes)
     weights = weights.flatten(-dims).flatten(-1 - dims, -2)
-    return weights if weights.ndim == 4 else weights.expand(len(x), *weights.shape)
+    return weights.expand(len(x), *weights.shape[-3:])
 
 
 _ROUNDINGS = 8
@@ -439,7 +431,6 @@ def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -
     def low(layer: RelativeAttention, x: Tensor) -> Tensor:
         return defined(layer, x, own_weights(layer, x), x.dtype)
 
-    exact = low(copy.deepcopy(layer).double(), x.double())
     from_weights = defined(layer, x, weights, torch.float64)
-    lows = roundings(low, layer, x, count=_ROUNDINGS)
+    exact, lows = references(low, layer, x, count=_ROUNDINGS)
     return prove(exact, lows, from_weights, y.flatten(2).mT)

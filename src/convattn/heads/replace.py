@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft, require_network
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, require_name
 from convattn.heads.call_stack import CallStack, require_pixels, with_parents
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
@@ -169,7 +169,7 @@ def replace_heads(
     Raises:
         ArgumentError: An argument is out of range, heads are not in the report or named twice, maps are missing, or the
             report is of another network or other weights.
-        UnknownNameError: There is no such replacement.
+        UnknownNameError: There is no such replacement, or no such `prefix`.
         UnsupportedModelError: A head that is named cannot be replaced so, or none of the report can; the message says
             why. Or a layer runs more than once on an image.
 
@@ -188,14 +188,13 @@ def replace_heads(
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if not number or not 0 < threshold <= 1:
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
-    if prefix not in ("mean", "attend"):
-        raise ArgumentError(must_be("prefix", "'mean' or 'attend'", prefix))
+    require_name("prefix", prefix, ("mean", "attend"))
     changed = _require_of_model(report, model, same_weights=same_weights)
     arms = read_arms(report, heads, by)
     named = heads is not None or isinstance(by, Mapping)
     least = nan if named else float(threshold)
     network = copy_network(model)
-    calls = CallStack()
+    calls = CallStack({})
     attends = prefix == "attend"
     running: list[str] = []  # Layers that run as they are, but for the fixed heads
     new_layers: dict[nn.Module, nn.Module] = {}
@@ -206,6 +205,7 @@ def replace_heads(
         of_layer, kernels, unfit = _choose(report, layer, old, arms, least)
         refused += unfit
         chosen = {head.head: arms[layer.name, head.head] for head in of_layer if head.by}
+        placed = not {*chosen.values()} <= {*_ALIKE}
         matrices = _matrices(old, layer) if kernels and kernels.keys() == chosen.keys() else None
         if matrices is not None:
             measured = measured_heads(layer, kernels)
@@ -215,9 +215,11 @@ def replace_heads(
             of_layer = [replace(head, box=box) if head.by else head for head in of_layer]
         elif chosen:
             fixed, grid = _fixed(layer, chosen, kernels, maps or {}, attends=attends)
-            new_layers[old] = FixedAttention(layer, old, fixed, calls, grid=grid, attends=attends)
+            masked = "uniform" in chosen.values() and layer.pattern not in WHOLE
+            new_layers[old] = FixedAttention(
+                layer, old, fixed, calls, placed=placed or masked, grid=grid, attends=attends
+            )
             running.append(layer.name)
-        placed = not {*chosen.values()} <= {*_ALIKE}
         if placed and layer.pattern in WHOLE and len(layer.grid) > 1 and not layer.grid_source:
             guard = partial(require_pixels, report.image_shape[1:])
             network.register_forward_pre_hook(guard, with_kwargs=True)
@@ -322,8 +324,7 @@ def _fixed(
             grid = layer.grid
         elif arm in _ALIKE:
             alike = torch.full((1, 1, 1, 1), _ALIKE[arm])
-            placed = arm == "uniform" and layer.pattern not in WHOLE
-            fixed.append(MappedHeads((head,), alike, placed=placed))
+            fixed.append(MappedHeads((head,), alike))
     return fixed, grid
 
 

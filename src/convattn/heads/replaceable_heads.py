@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite, isnan, prod
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -28,9 +29,7 @@ Head: TypeAlias = tuple[str, int]
 Arm: TypeAlias = str | Head
 """What replaces a head: a name of `ARMS`, or the head whose kernel it takes."""
 
-_Step: TypeAlias = tuple[float, ...]
-
-_TURNS: dict[tuple[str, int], Callable[..., _Step]] = {
+_TURNS: dict[tuple[str, int], Callable[..., tuple[float, ...]]] = {
     ("turned_90", 2): lambda row, col: (-col, row),
     ("turned_180", 2): lambda row, col: (-row, -col),
     ("turned_270", 2): lambda row, col: (col, -row),
@@ -50,7 +49,7 @@ LEAST_SHARE = 0.95
 """Share of its attention on positions that a head's kernel must hold; with less, the report's radius is too small."""
 
 
-def every_head(report: HeadReport) -> list[tuple[str, int]]:
+def every_head(report: HeadReport) -> list[Head]:
     """Lists the heads of a report: pairs of a layer's name and the number of a head."""
     heads = []
     for layer in report.layers:
@@ -80,15 +79,15 @@ def read_arms(report: HeadReport, heads: Any, by: Any) -> dict[Head, Arm]:
         arm = by[head] if isinstance(by, Mapping) else by
         if isinstance(arm, str):
             require_name("replacement", arm, ARMS)
-        if not isinstance(arm, str):
-            if arm not in known:
-                raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+        elif arm not in known:
+            raise ArgumentError(must_be("by", f"one of {', '.join(ARMS)}, or {each}", arm))
+        else:
             arm = known[known.index(arm)]  # its number may be a float
         arms[head] = arm
     return arms
 
 
-def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tuple[str, int], ...]:
+def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[Head, ...]:
     """Draws heads of a report at random, as a control for `replace_heads`.
 
     Args:
@@ -244,9 +243,8 @@ def _without_a_side(kernels: Float[Tensor, "heads *whole"], box: _Box) -> _Box |
             if rest.start <= middle < rest.stop:
                 weight = inside.select(axis + 1, end).sum()
                 sides.append((weight.item(), (*box[:axis], rest, *box[axis + 1 :])))
-    if not sides:
-        return None
-    return min(sides, key=lambda side: side[0])[1]
+    _, smaller = min(sides, key=itemgetter(0), default=(0.0, None))
+    return smaller
 
 
 def _smallest_box(kernels: Float[Tensor, "heads *whole"], grid: tuple[int, ...]) -> _Box:

@@ -217,10 +217,10 @@ def count_words(verdicts: Sequence[HeadVerdict]) -> str:
     """Counts heads by their words, in the order of the rules: "2 neighbours, 4 content"."""
     counts = Counter(verdict.word for verdict in verdicts)
     parts = []
-    for word in MEANINGS:
-        if word in _NOUNS and counts[word]:
+    for word in filter(counts.get, MEANINGS):
+        if word in _NOUNS:
             parts.append(counted(counts[word], word))
-        elif counts[word]:
+        else:
             parts.append(f"{counts[word]} {word}")
     return ", ".join(parts)
 

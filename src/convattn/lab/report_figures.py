@@ -33,7 +33,7 @@ def distance_by_depth(path: AnyPath, report: HeadReport) -> None:
         for colour, (name, style) in zip(COLOURS, CONTROLS.items(), strict=False):
             means = []
             for layer in report.layers:
-                statistics = layer.measured if name == _MEASURED else layer.control(name)
+                statistics = layer.measured if name == _MEASURED else layer.controls.get(name)
                 means.append(math.nan if statistics is None else statistics.mean("distance"))
             if not all(map(math.isnan, means)):
                 panel.plot(depth, means, style, color=colour, label=f"mean, {name}")

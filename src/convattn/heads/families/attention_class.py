@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.layout import Layout, global_layout, times
 
 
@@ -21,7 +20,7 @@ class CallContext:
     """One call of a module: its arguments, the modules around it, and, if it attends, the sizes of its weights."""
 
     name: str  # Dotted name of the module
-    module: nn.Module
+    module: Any  # The module, of any class
     args: tuple[Any, ...]  # Positional arguments of the call
     kwargs: Mapping[str, Any]  # Named ones
     parents: tuple["CallContext", ...] = ()  # The modules around it, innermost first
@@ -38,6 +37,16 @@ class CallContext:
     def keys(self) -> int:
         """Number of keys in a group."""
         return self.shape[-1]
+
+    @property
+    def grid_before_channels(self) -> tuple[int, ...]:
+        """Rows and columns of its first argument, an image with its channels last."""
+        return tuple(self.args[0].shape[1:3])
+
+    @property
+    def grid_after_channels(self) -> tuple[int, ...]:
+        """Sizes of its first argument, an image with its channels first."""
+        return tuple(self.args[0].shape[2:])
 
     def argument(self, number: int, name: str) -> Any:
         """Returns an argument of the call by its place or name; None if it was not given."""
@@ -62,13 +71,7 @@ class CallContext:
         return rows, cols
 
     def global_layout(self, grid: tuple[int, ...], prefix: int = 0) -> Layout:
-        """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
-        tokens = prefix + torch.Size(grid).numel()
-        if (self.queries, self.keys) != (tokens, tokens):
-            raise UnsupportedModelError(
-                f"{self.queries} queries and {self.keys} keys are not {times(grid)} positions and {prefix} prefix"
-                " tokens"
-            )
+        """Returns the layout of queries and keys that are prefix tokens and then a grid row by row."""
         return global_layout(grid, prefix)
 
 
@@ -125,6 +128,24 @@ class AttentionClass:
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
     refused: str | None = None  # Why the weights of the class are not read
+
+    def read(self, call: CallContext) -> Layout:
+        """Reads where queries and keys of a call lie; UnsupportedModelError if that is not known, or not so many.
+
+        A `layout` that returns something else raises ArgumentError.
+        """
+        assert self.layout is not None
+        layout = self.layout(call)
+        if not isinstance(layout, Layout):
+            returned = f"what `read` of {type(call.module).__name__} returns"
+            raise ArgumentError(must_be_a(returned, "a Layout", layout))
+        queries, keys = layout.queries.shape[1], layout.keys.shape[1]
+        if (call.queries, call.keys) != (queries, keys):
+            raise UnsupportedModelError(
+                f"{call.queries} queries and {call.keys} keys are not the {queries} and {keys} of"
+                f" {times(layout.grid)} positions and {layout.prefix} prefix tokens"
+            )
+        return layout
 
     def by_group(
         self, x: Shaped[Tensor, "*lead rows cols"], groups: int, heads: int
@@ -194,33 +215,24 @@ class TokenLayer(nn.Module):
         return y if self.config is None else (y, None)
 
 
-def linear(
-    weight: Float[Tensor, "outputs inputs"],
-    bias: Float[Tensor, " outputs"] | None,
-    *,
-    like: nn.Linear,
+def part_of(
+    whole: nn.Linear, rows: Tensor | slice, columns: Tensor | slice = slice(None)
 ) -> nn.Linear:
-    """Makes a linear map that holds these numbers, no copies of them, with the `requires_grad` of the map `like`."""
+    """Returns some outputs of a linear map for some of its inputs: copies of its numbers, or by slices its own."""
+    weight = whole.weight[rows][:, columns]
     outputs, inputs = weight.shape
-    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach(), like.weight.requires_grad)
-    if bias is not None:
-        assert like.bias is not None
-        layer.bias = nn.Parameter(bias.detach(), like.bias.requires_grad)
+    layer = nn.Linear(inputs, outputs, bias=whole.bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), whole.weight.requires_grad)
+    if whole.bias is not None:
+        layer.bias = nn.Parameter(whole.bias[rows].detach(), whole.bias.requires_grad)
     return layer
-
-
-def some_rows(whole: nn.Linear, rows: Tensor | slice) -> nn.Linear:
-    """Returns some outputs of a linear map: copies of its numbers, or by a slice its own."""
-    bias = None if whole.bias is None else whole.bias[rows]
-    return linear(whole.weight[rows], bias, like=whole)
 
 
 def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
     size = len(whole.weight) // parts
     starts = range(0, parts * size, size)
-    return tuple(some_rows(whole, slice(start, start + size)) for start in starts)
+    return tuple(part_of(whole, slice(start, start + size)) for start in starts)
 
 
 _RECORDERS = "transformers.utils.output_capturing"

@@ -72,7 +72,7 @@ def _grid(call: CallContext) -> tuple[int, int]:
 
 def read_image(call: CallContext) -> Layout:
     """Reads a module that is given images with their channels first, and attends from every pixel to every pixel."""
-    return call.global_layout(tuple(call.args[0].shape[2:]))
+    return call.global_layout(call.grid_after_channels)
 
 
 def read_partition_or_image(call: CallContext) -> Layout:
@@ -83,7 +83,7 @@ def read_partition_or_image(call: CallContext) -> Layout:
 
 def read_pooled(call: CallContext) -> Layout:
     """Reads queries and keys pooled from the grid that the module is given; a token lies where its kernel does."""
-    module: Any = call.module
+    module = call.module
     grid = tuple(call.argument(1, "feat_size"))
     prefix = int(module.has_cls_token)
     queries = cell_centres(call, module.pool_q, grid)
@@ -92,19 +92,13 @@ def read_pooled(call: CallContext) -> Layout:
     axes = []
     for key, query, step in zip(keys, queries, steps, strict=True):
         axes.append((key - query[0]) / step)
-    counts = tuple(map(len, axes))
-    rows, cols = map(len, queries)
-    keys = lattice(axes)
-    if (call.queries, call.keys) != (prefix + rows * cols, prefix + len(keys)):
-        raise UnsupportedModelError(
-            f"{call.queries} queries and {call.keys} keys do not fit {(rows, cols)} and {counts} positions"
-        )
+    sizes = tuple(map(len, queries))
     pattern = "pooled queries"
-    if counts == (rows, cols):
+    if tuple(map(len, axes)) == sizes:
         pattern = "global"
-    elif len(keys) < rows * cols:
+    elif call.keys < call.queries:
         pattern = "reduced keys"
-    return global_layout((rows, cols), prefix, keys=keys, pattern=pattern)
+    return global_layout(sizes, prefix, keys=lattice(axes), pattern=pattern)
 
 
 _REDUCED = (

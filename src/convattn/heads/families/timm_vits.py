@@ -26,7 +26,7 @@ def read_tokens(call: CallContext) -> Layout:
         if read is not None:
             return read(call, parent)
     network = call.parent("patch_embed").module
-    prefix: Any = getattr(network, "num_prefix_tokens", None)
+    prefix = getattr(network, "num_prefix_tokens", None)
     rows, cols = _grid(call)
     others = call.queries - rows * cols
     if call.keys == call.queries and 0 <= others != prefix:
@@ -44,12 +44,7 @@ def read_patches(call: CallContext) -> Layout:
 
 def read_class_token(call: CallContext) -> Layout:
     """Reads a layer in which the class token looks at itself and all patches."""
-    grid = _grid(call)
-    if (call.queries, call.keys) != (1, 1 + torch.Size(grid).numel()):
-        raise UnsupportedModelError(
-            f"{call.queries} queries and {call.keys} keys are not a class token and its patches"
-        )
-    whole = global_layout(grid, 1, pattern="class token")
+    whole = global_layout(_grid(call), 1, pattern="class token")
     return replace(whole, queries=whole.queries[:, :1])
 
 
@@ -57,14 +52,14 @@ def _read_pit(call: CallContext, stage: CallContext) -> Layout:
     """Reads a stage of PiT, which is given an image and its class tokens apart, and pools the image first."""
     image, tokens = stage.args[0]
     pool = stage.module.pool
-    grid = tuple(image.shape[2:]) if pool is None else call.grid_of(pool)  # type: ignore[arg-type]
+    grid = tuple(image.shape[2:]) if pool is None else call.grid_of(pool)
     return call.global_layout(grid, tokens.shape[1])
 
 
 def _read_naflex(call: CallContext, network: CallContext) -> Layout:
     """Reads NaFlexVit, which is given images, or patches with their rows and columns and which of them are there."""
     x, coordinates, there = (network.argument(*name) for name in enumerate(_NAFLEX_INPUTS))
-    module: Any = network.module
+    module = network.module
     if isinstance(x, dict):
         coordinates, there = x["patch_coord"], x.get("patch_valid")
     elif coordinates is None:
@@ -97,10 +92,10 @@ _BY_NETWORK = {
 
 
 def _grid(call: CallContext) -> tuple[int, int]:
-    return call.grid_of(call.parent("patch_embed").module.patch_embed)  # type: ignore[arg-type]
+    return call.grid_of(call.parent("patch_embed").module.patch_embed)
 
 
-def attention_matrices(attention: nn.Module) -> TokenAttention:
+def attention_matrices(attention: Any) -> TokenAttention:
     """Copies the matrices of timm's `Attention`."""
     if not isinstance(attention.norm, nn.Identity):
         raise UnsupportedModelError("it normalises the heads' outputs, which no convolution does")
@@ -114,18 +109,18 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
     return replace(matrices, query_norm=attention.q_norm, key_norm=attention.k_norm)
 
 
-def convit_matrices(attention: nn.Module) -> TokenAttention:
+def convit_matrices(attention: Any) -> TokenAttention:
     """Copies the matrices of ConViT's later layers, `MHSA`, and of other layers with these names."""
     query, key, value = split_linear(require_part(attention, "qkv"), 3)
     return TokenAttention(
-        heads=int(attention.num_heads),  # type: ignore[arg-type]
+        heads=int(attention.num_heads),
         query=query,
         key=key,
         value=value,
         output=require_part(attention, "proj"),
         dropout=dropout_rate(attention, "attn_drop"),
-        scale=float(attention.scale),  # type: ignore[arg-type]
-        after=attention.proj_drop,  # type: ignore[arg-type]
+        scale=float(attention.scale),
+        after=attention.proj_drop,
     )
 
 

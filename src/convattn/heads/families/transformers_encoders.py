@@ -18,7 +18,7 @@ from convattn.heads.layout import Layout
 
 def read_tower(call: CallContext) -> Layout:
     """Reads patches of an image where the embeddings hold a convolution, and else a sequence of tokens."""
-    embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
+    embeddings = call.parent("embeddings").module.embeddings
     if any(part in call.features for part in embeddings.modules()):
         prefix = sum(_count_tokens(embeddings, name) for name in PREFIX_TOKENS)
         return call.global_layout(call.grid_of(embeddings), prefix)

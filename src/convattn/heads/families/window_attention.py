@@ -1,7 +1,6 @@
 """Windows and sparse grids: Swin, MaxViT, DaViT, GCViT, TinyViT, NesT and what is built like them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -11,7 +10,6 @@ from convattn.grid import PerAxis, axis_lists
 from convattn.heads.families.attention_class import AttentionClass, CallContext
 from convattn.heads.layout import Layout, grouped_layout
 
-_TORCHVISION_MAXVIT = "torchvision.models.maxvit"
 _TORCHVISION_SWIN = "torchvision.models.swin_transformer"
 
 
@@ -90,61 +88,59 @@ def sparse_layout(grid: Sequence[int], counts: Sequence[int]) -> Layout:
 def read_timm_swin(call: CallContext) -> Layout:
     """Reads the windows of a timm block, which is given (images, rows, columns, channels)."""
     block = call.parent("window_size", "shift_size")
-    grid = block.args[0].shape[1:3]
-    module: Any = block.module
-    return window_layout(grid, module.window_size, module.shift_size, roll_first=True)
+    sides, shifts = block.module.window_size, block.module.shift_size
+    return window_layout(block.grid_before_channels, sides, shifts, roll_first=True)
 
 
 def read_transformers_swin(call: CallContext) -> Layout:
     """Reads the windows of a transformers layer, which is given the grid as its second argument."""
     layer = call.parent("window_size", "shift_size")
-    module: Any = layer.module
     grid = layer.argument(1, "input_dimensions")
-    return window_layout(grid, module.window_size, max(module.shift_size, 0))
+    return window_layout(grid, layer.module.window_size, max(layer.module.shift_size, 0))
 
 
 def read_torchvision_swin(call: CallContext) -> Layout:
     """Reads torchvision's windows; nothing is shifted along an axis that one window covers."""
-    grid = call.args[0].shape[1:3]
-    module: Any = call.module
-    shift = list(module.shift_size)
+    grid = call.grid_before_channels
+    sides = call.module.window_size
+    shift = list(call.module.shift_size)
     for axis in (0, 1):
-        if grid[axis] <= module.window_size[axis]:
+        if grid[axis] <= sides[axis]:
             shift[axis] = 0
-    return window_layout(grid, module.window_size, shift)
+    return window_layout(grid, sides, shift)
 
 
 def read_sam(call: CallContext) -> Layout:
     """Reads the windows of a SAM block, or all patches where it has none; the block is given a grid of patches."""
     block = call.parent("window_size", "attn")
-    grid = tuple(block.args[0].shape[1:3])
-    side: Any = block.module.window_size
+    grid = block.grid_before_channels
+    side = block.module.window_size
     return window_layout(grid, side) if side else call.global_layout(grid)
 
 
 def read_twins(call: CallContext) -> Layout:
     """Reads Twins' windows; the module is given the grid."""
-    module: Any = call.module
-    return window_layout(call.argument(1, "size"), module.ws)
+    return window_layout(call.argument(1, "size"), call.module.ws)
 
 
 def read_block_windows(call: CallContext) -> Layout:
     """Reads windows of a block that says how large they are, and is given images, channels last or first."""
     block = call.parent("window_size")
-    module: Any = block.module
-    sizes = block.args[0].shape
-    channels_first = type(module).__name__ == "SpatialBlock"
-    return window_layout(sizes[2:] if channels_first else sizes[1:3], module.window_size)
+    grid = block.grid_before_channels
+    if type(block.module).__name__ == "SpatialBlock":
+        grid = block.grid_after_channels
+    return window_layout(grid, block.module.window_size)
 
 
 def read_maxvit(call: CallContext) -> Layout:
     """Reads timm's partitions: windows, or grids of as many positions spread over the image."""
     block = call.parent("partition_size")
-    module: Any = block.module
+    module = block.module
     kind = type(module).__name__
-    sizes = block.args[0].shape
     side = module.partition_size
-    grid = sizes[2:] if kind == "PartitionAttention2d" else sizes[1:3]
+    grid = block.grid_before_channels
+    if kind == "PartitionAttention2d":
+        grid = block.grid_after_channels
     if kind == "ParallelPartitionAttention":  # it holds both partitions
         windows = call.module is module.attn_block
     else:
@@ -155,21 +151,20 @@ def read_maxvit(call: CallContext) -> Layout:
 def read_torchvision_maxvit(call: CallContext) -> Layout:
     """Reads torchvision's partitions, which are given images with their channels first."""
     block = call.parent("partition_type", "p")
-    module: Any = block.module
-    grid = block.args[0].shape[2:]
-    if module.partition_type == "window":
-        return window_layout(grid, module.p)
-    return sparse_layout(grid, [size // module.p for size in grid])
+    grid = block.grid_after_channels
+    side = block.module.p
+    if block.module.partition_type == "window":
+        return window_layout(grid, side)
+    return sparse_layout(grid, [size // side for size in grid])
 
 
 def read_nest(call: CallContext) -> Layout:
     """Reads the blocks of a level of NesT, which halves its images before if it has a convolution."""
     level = call.parent("block_size", "pool")
-    module: Any = level.module
-    grid = level.args[0].shape[2:]
-    if any(part in call.features for part in module.pool.modules()):
+    grid: Sequence[int] = level.grid_after_channels
+    if any(part in call.features for part in level.module.pool.modules()):
         grid = [-(-size // 2) for size in grid]
-    return window_layout(grid, module.block_size)
+    return window_layout(grid, level.module.block_size)
 
 
 _READERS = {
@@ -192,12 +187,12 @@ _READERS = {
 }
 
 _EITHER = "windows or grid"
-_TORCHVISION = f"{_TORCHVISION_MAXVIT}.RelativePositionalMultiHeadAttention"
+_TORCHVISION_MAXVIT = "torchvision.models.maxvit.RelativePositionalMultiHeadAttention"
 
 WINDOWS: dict[str, AttentionClass] = {
     **{kind: AttentionClass("windows", read) for kind, read in _READERS.items()},
     "timm.models.nest.Attention": AttentionClass("windows", read_nest, heads_first=True),
     "timm.models.maxxvit.AttentionCl": AttentionClass(_EITHER, read_maxvit),
-    _TORCHVISION: AttentionClass(_EITHER, read_torchvision_maxvit),
+    _TORCHVISION_MAXVIT: AttentionClass(_EITHER, read_torchvision_maxvit),
 }
 """Classes of attention by full name."""
