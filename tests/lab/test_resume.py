@@ -141,7 +141,7 @@ def test_random_numbers_of_the_caller_are_left_as_they_were(monkeypatch, tmp_pat
     assert str(np.random.get_state()) == before  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), of_torch)
     of_python = random.getstate()
-    with loop._process_state_kept(torch.device("cpu")):
+    with loop._process_state_kept():
         random.seed(5)
     assert random.getstate() == of_python
 

@@ -17,6 +17,7 @@ from convattn.lab.recipe import Recipe, StartRecipe
 from convattn.lab.run_setup import build_network, build_optimizer, load_data
 from convattn.networks.datasets import ImageDataset
 from convattn.networks.pictures import normalise
+from convattn.random_numbers import keep_random_state
 
 _HOUR = 3600
 _FEW, _LONG = 16, 4.0
@@ -94,7 +95,7 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
         kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.random.fork_rng():
+    with keep_random_state():
         network = build_network(replace(recipe, start=StartRecipe()), data).to(device).train()
         optimizer = build_optimizer(recipe.optim, network, stem_epochs=training.stem_epochs)
         few = min(_FEW, size)
