@@ -73,8 +73,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
     with new_folder(output, "--output") as folder:
         loaded = network.load(source)
         if images is None:
-            own = require_own_images(loaded.folder, source, limit)
-            opened, words = own.prepared.to(next(loaded.network.parameters())), own.what
+            own = require_own_images(loaded, source, limit)
+            opened, words = own.prepared, own.what
         else:
             opened = open_images(images, partial(preparation, loaded), limit=limit)
             words = images.resolve().name

@@ -61,21 +61,19 @@ class ImageOptions:
 
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
         """Reads the images, takes those of the network's own test set, or draws one."""
-        from convattn.networks.images import draw_images, own_images
-        from convattn.viewer.exhibition import read_images
+        from convattn.networks.images import draw_images, own_images, read_images
 
         count, reason, images = self.limit or _COUNT, "", None
         if self.path is not None:
             images = read_images(self.path, loaded, count)
         elif self.shape is None:
             try:
-                images = own_images(loaded.folder, count)
+                images = own_images(loaded, count)
             except MissingDependencyError as missing:
                 reason = f", in place of test images: {missing}"
         if images is not None:
-            prepared = images.prepared.to(next(loaded.network.parameters()))
-            words = f"{counted(len(prepared), 'image')} of {images.what}"
-            return ComparisonImages(prepared, words, False)
+            words = f"{counted(len(images.prepared), 'image')} of {images.what}"
+            return ComparisonImages(images.prepared, words, False)
         if self.limit is not None:
             raise ArgumentError(
                 "--limit needs --images: it is the number of images to take from there"

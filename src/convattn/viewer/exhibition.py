@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,13 +17,10 @@ from convattn.layers import RelativeAttention
 from convattn.networks import create_network
 from convattn.networks.images import (
     OwnImages,
-    Pictures,
     class_names,
     normalisation,
-    open_images,
-    preparation,
+    read_images,
     require_own_images,
-    stack_images,
     trained_on,
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
@@ -133,21 +129,8 @@ def _title(source: str) -> str:
 def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | None) -> OwnImages:
     """Reads and prepares images: those at a path, or the network's own."""
     if path is None:
-        images = require_own_images(loaded.folder, _title(source), limit or _OWN_LIMIT)
-    else:
-        images = read_images(path, loaded, limit or _LIMIT)
-    prepared = images.prepared.to(next(loaded.network.parameters()))
-    return replace(images, prepared=prepared)
-
-
-def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
-    """Reads the images at a path, prepared for a network."""
-    images = open_images(path, partial(preparation, loaded), limit=limit)
-    prepared = stack_images(images, path)
-    names = tuple(f"image {number + 1}" for number in range(len(prepared)))
-    if isinstance(images, Pictures):
-        names = images.names
-    return OwnImages(prepared, names, (), path.resolve().name)
+        return require_own_images(loaded, _title(source), limit or _OWN_LIMIT)
+    return read_images(path, loaded, limit or _LIMIT)
 
 
 def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str) -> Exhibit:
