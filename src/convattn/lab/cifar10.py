@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from einops import rearrange
 
 from convattn.errors import DataError, optional_module
 from convattn.files import AnyPath
@@ -111,14 +110,11 @@ def _read_split(path: Path) -> ImageSplit:
     if table.num_rows == 0:
         raise DataError(f"{path}: the file has no rows")
     encoded = table["img"].combine_chunks().field("bytes").to_pylist()
-    images = np.empty((len(encoded), *_SIZE, 3), dtype=np.uint8)
-    for number, item in enumerate(encoded):  # in one thread: so small an image is Python's work
-        images[number] = _decode(path, number, item)
-    pixels = rearrange(
-        torch.from_numpy(images), "images rows cols channels -> images channels rows cols"
-    )
+    # in one thread: so small an image is Python's work
+    pixels = [_decode(path, row, item) for row, item in enumerate(encoded)]
+    images = torch.from_numpy(np.stack(pixels)).movedim(-1, 1).contiguous()
     labels = torch.tensor(table["label"].fill_null(-1).to_pylist())  # -1 is refused with others
-    return ImageSplit(pixels.contiguous(), labels)
+    return ImageSplit(images, labels)
 
 
 def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:
