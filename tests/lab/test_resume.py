@@ -190,6 +190,6 @@ def test_unfinished_checkpoint_is_removed_when_the_next_begins(tmp_path):
     (left / "model.safetensors").write_text("half")
     left.with_name(left.name + ".lock").touch()  # a killed process leaves it unlocked
     with checkpoints._new(5, processes=1) as place:
-        assert place.name.startswith(".step-00000005.")
+        assert place.parent.name.startswith(".step-00000005.")
         assert not left.exists()
     assert [item.name for item in tmp_path.iterdir()] == ["step-00000005"]
