@@ -165,10 +165,7 @@ def _split_by_class(split: ImageSplit) -> tuple[ImageSplit, ImageSplit]:
             raise DataError(f"class {label} has one image: it needs two, one of them to test")
         order = torch.randperm(len(rows), generator=generator)
         is_test[rows[order[: max(1, len(rows) // _TEST_SHARE)]]] = True
-    train, test = (
-        ImageSplit(split.images[rows], split.labels[rows]) for rows in (~is_test, is_test)
-    )
-    return train, test
+    return split.take(~is_test), split.take(is_test)
 
 
 def _mean_and_std(
