@@ -23,22 +23,19 @@ from convattn.viewer.lattice import key_lattice
 from convattn.viewer.scene import SceneTensors
 
 
-class Rows(NamedTuple):
-    """Rows of weights in bytes: weight = low + level / 255 · scale."""
+def encode_rows(
+    weights: Float[Tensor, "*rows keys"],
+) -> tuple[UInt8[Tensor, "*rows keys"], Float[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """Encodes rows of weights in bytes, levels: weight = low + level / 255 · scale. NaN counts as 0.
 
-    levels: UInt8[Tensor, "groups heads queries keys"]
-    scales: Float[Tensor, "groups heads queries"]
-    lows: Float[Tensor, "groups heads queries"]  # At most 0
-
-
-def encode_rows(weights: Float[Tensor, "*rows keys"]) -> Rows:
-    """Encodes rows of weights; the error of a weight is at most 1/510 of the row's range. NaN counts as 0."""
+    Returns levels, scales and lows, which are at most 0. The error of a weight is at most 1/510 of the row's range.
+    """
     weights = torch.nan_to_num(weights.float())
     lows = weights.amin(-1).clamp(max=0)
     scales = weights.amax(-1) - lows
     unit = torch.where(scales > 0, scales, 1)[..., None]
     levels = ((weights - lows[..., None]) / unit * 255).round().to(torch.uint8)
-    return Rows(levels, scales, lows)
+    return levels, scales, lows
 
 
 class LayerCall(NamedTuple):
@@ -163,11 +160,11 @@ class LayerMaps:
         """Adds the weights on an image, or their mean."""
         for part, weights in parts.items():
             wide = weights.float().cpu()
-            rows = encode_rows(wide)
+            levels, scales, lows = encode_rows(wide)
             name = f"maps/{self._number}/{part}/{image}"
-            self._tensors.keep(f"{name}/levels", rows.levels)
-            self._tensors.keep(f"{name}/scales", rows.scales)
-            self._lows[f"{name}/lows"] = rows.lows
+            self._tensors.keep(f"{name}/levels", levels)
+            self._tensors.keep(f"{name}/scales", scales)
+            self._lows[f"{name}/lows"] = lows
             self._sums[part] = wide + self._sums.get(part, 0)
         self._images.append(image)
 
