@@ -2,10 +2,11 @@
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -179,8 +180,12 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
     return cast(Network, attention)
 
 
-_Settings = tuple[float, float, int | None]
-"""Rate, weight decay and epochs of a group of parameters."""
+class _Settings(NamedTuple):
+    """How a group of parameters learns."""
+
+    weight_decay: float
+    rate: float = 1.0  # Factor of the learning rate
+    epochs: int | None = None  # In which it learns; None for all
 
 
 def build_optimizer(
@@ -189,8 +194,7 @@ def build_optimizer(
     """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
     Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for
-    `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
-    learns, "epochs".
+    `stem_epochs`; None means all. Each group has its "rate" and "epochs", as in `_Settings`.
     """
     stem_bias = None
     if stem_epochs is not None:
@@ -198,18 +202,16 @@ def build_optimizer(
             expectation = "left out where the network is no SpeedNet"
             raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
         stem_bias = network.stem.bias
-    members: dict[_Settings, list[nn.Parameter]] = {}
+    members = defaultdict[_Settings, list[nn.Parameter]](list)
     for path, parameter in network.named_parameters():
         if not parameter.requires_grad:
             continue
         place, _, name = path.rpartition(".")
         settings = _settings(recipe, network.get_submodule(place), name)
         if parameter is stem_bias:
-            settings = (1.0, recipe.weight_decay, stem_epochs)
-        members.setdefault(settings, []).append(parameter)
-    groups = []
-    for (rate, decay, epochs), parameters in members.items():
-        groups.append({"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs})
+            settings = settings._replace(epochs=stem_epochs)
+        members[settings].append(parameter)
+    groups = [{"params": part, **settings._asdict()} for settings, part in members.items()]
     if recipe.algorithm == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(
@@ -220,13 +222,13 @@ def build_optimizer(
 def _settings(recipe: OptimRecipe, module: nn.Module, name: str) -> _Settings:
     """Returns the settings of a module's own parameter."""
     if isinstance(module, Encoding) and name == module.centre_argument:
-        return recipe.centre_rate, 0.0, None
+        return _Settings(0.0, recipe.centre_rate)
     if isinstance(module, Encoding) and name == module.width_parameter:
-        return recipe.sharpness_rate, 0.0, None
+        return _Settings(0.0, recipe.sharpness_rate)
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and name == "bias":
         rate = recipe.norm_bias_rate
-        return rate, recipe.weight_decay / rate, None
-    return 1.0, recipe.weight_decay, None
+        return _Settings(recipe.weight_decay / rate, rate)
+    return _Settings(recipe.weight_decay)
 
 
 def learning_rate_factor(
