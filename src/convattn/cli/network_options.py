@@ -75,13 +75,19 @@ class NetworkOptions:
         Options of weights are for networks that are built: a saved one refuses them, unless one `beside` it is built.
         """
         from convattn.encodings.registry import import_modules
+        from convattn.networks.loading import load_with_source
 
         options, saved = self, _is_saved(source)
         if saved and not all(map(_is_saved, beside)):
             options = NetworkOptions(no_verify=self.no_verify, device=self.device)
         colours = options._colours()
         import_modules(self.imports)
-        loaded = options._load_folder(source) if saved else self._build(source)
+        if saved:
+            reason = f"is for a network of another library; {source} has its own"
+            require_absent(options.by_name(), reason)
+            loaded = load_with_source(source, verify=not self.no_verify)
+        else:
+            loaded = self._build(source)
         return loaded._replace(network=self._move(loaded.network), colours=colours)
 
     def _colours(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -104,15 +110,6 @@ class NetworkOptions:
         except (RuntimeError, AssertionError) as error:  # as torch refuses a device
             reason = without_trace(error)
             raise DeviceError(f"--device {self.device} cannot be used: {reason}") from None
-
-    def _load_folder(self, source: str) -> "LoadedNetwork":
-        """Loads a saved network; options for networks of other libraries are refused."""
-        from convattn.networks.loading import load_with_source
-        from convattn.networks.pretrained import network_folder
-
-        require_network(source)
-        require_absent(self.by_name(), f"is for a network of another library; {source} has its own")
-        return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":
         """Builds a network, with seed 0 where weights are drawn; exactly one option must say which weights it has."""

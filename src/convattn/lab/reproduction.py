@@ -192,9 +192,9 @@ def reproduce(
     """
     if "all" in targets:
         targets = list(TARGETS)
-    for kind, names, known in (("target", targets, TARGETS), ("scale", [scale], SCALES)):
-        for name in names:
-            require_name(kind, name, known)
+    for name in targets:
+        require_name("target", name, TARGETS)
+    require_name("scale", scale, SCALES)
     if data is not None:
         data_changes(data)  # raises unless it is a folder
     require_new_folder(output, "output")

@@ -202,20 +202,18 @@ class _Network:
             queries, keys = _own_places(module, axes, features)
             grid = [len(axis.queries) for axis in axes]
             key_grid = [axis.keys for axis in axes]
+            heads, pattern, prefix = module.num_heads, "global", []
         else:
             assert maps is not None
-            lattice = maps.lattice
-            grid, key_grid = list(maps.layout.grid), lattice.grid
+            layout, lattice = maps.layout, maps.lattice
+            grid, key_grid = list(layout.grid), lattice.grid
             queries = Place.covering(self.exhibit.size, grid)
             keys = queries.among(lattice.first, lattice.step)
-        if maps is None:
-            assert isinstance(module, RelativeAttention)
-            heads, pattern, normalised, prefix = module.num_heads, "global", True, []
-            attention = position
-        else:
-            heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
-            prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
-            attention = maps.describe(key, position)
+            heads, pattern = maps.heads, layout.pattern
+            prefix = prefix_names(self.exhibit.network, int(layout.key_prefix.sum()))
+        normalised, attention = True, position
+        if maps is not None:
+            normalised, attention = maps.normalised, maps.describe(key, position)
         return {
             "name": call.name,
             "number": number + 1,
