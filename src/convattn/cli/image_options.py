@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Count
+from convattn.cli.output import Count, Sizes
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
-from convattn.fields import Range, Text, read
 from convattn.wording import counted
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class ImageOptions:
 
     path: Annotated[Path | None, Parameter(name="--images")] = None
     limit: Count | None = None
-    shape: str | None = None
+    shape: Sizes | None = None
 
     def by_name(self) -> dict[str, object]:
         """Returns the options by their names."""
@@ -57,7 +56,6 @@ class ImageOptions:
             raise ArgumentError(
                 "--shape cannot be given with --images or --limit: it asks for one image of random numbers"
             )
-        self._sizes()
 
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
         """Reads the images, takes those of the network's own test set, or draws one."""
@@ -78,15 +76,9 @@ class ImageOptions:
             raise ArgumentError(
                 "--limit needs --images: it is the number of images to take from there"
             )
-        drawn = draw_images(loaded.network, self._sizes())
+        drawn = draw_images(loaded.network, self.shape)
         words = f"one standard normal image {tuple(drawn.shape)}, seed 0{reason}"
         return ComparisonImages(drawn, words, True)
-
-    def _sizes(self) -> tuple[int, ...] | None:
-        """Returns the sizes in `shape`."""
-        if self.shape is None:
-            return None
-        return read(tuple[Annotated[int, Range(1)], ...], Text(self.shape), "--shape")
 
 
 DEFAULT_IMAGES = ImageOptions()

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Imports, Settings, key_values, require_absent
+from convattn.cli.output import Imports, Numbers, Settings, key_values, require_absent
 from convattn.errors import ArgumentError, DeviceError, require_name, without_trace
-from convattn.fields import Text, read
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,8 +55,8 @@ class NetworkOptions:
     arguments: Settings = ()
     imports: Imports = ()
     no_verify: bool = False
-    mean: str | None = None
-    std: str | None = None
+    mean: Numbers = ()
+    std: Numbers = ()
     device: str = "cpu"
 
     def by_name(self) -> dict[str, object]:
@@ -91,15 +90,14 @@ class NetworkOptions:
         return loaded._replace(network=self._move(loaded.network), colours=colours)
 
     def _colours(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Reads the mean and the standard deviation of each channel."""
-        if self.mean is None and self.std is None:
+        """Returns the mean and the standard deviation of each channel, if they are given."""
+        mean, std = self.mean, self.std
+        if not mean and not std:
             return None
-        mean = read(tuple[float, ...], Text(self.mean or ""), "--mean")
-        std = read(tuple[float, ...], Text(self.std or ""), "--std")
         if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
             raise ArgumentError(
                 "--mean and --std must be one number (grey) or three (colours) each, such as 0.5,0.5,0.5, above 0 for"
-                f" --std, but are {self.mean} and {self.std}"
+                f" --std, but are {mean} and {std}"
             )
         return mean, std
 
