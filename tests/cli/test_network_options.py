@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from convattn.cli.network_options import NetworkOptions, read_values
+from convattn.cli.network_options import NetworkOptions, packages_of, read_values
 from convattn.errors import ArgumentError, DeviceError
 
 VALUES = {
@@ -22,6 +22,10 @@ def test_values_are_json_or_else_text():
     values = read_values([f"{text}={text}" for text in VALUES], "--set")
     assert values == VALUES
     assert list(map(type, values.values())) == list(map(type, VALUES.values()))
+
+
+def test_networks_of_several_libraries_need_the_modules_of_all():
+    assert packages_of("timm:a", "torchvision:b", "timmy") == {"timm": ("timm", "torchvision")}
 
 
 def test_a_network_is_moved_to_the_device():

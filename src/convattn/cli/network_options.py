@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 _MODULES = {
-    "timm": ("timm", ("timm", "torchvision")),
-    "torchvision": ("timm", ("torchvision",)),
-    "hf": ("hf", ("transformers",)),
+    "torchvision:": ("timm", ("torchvision",)),
+    "timm:": ("timm", ("timm", "torchvision")),
+    "hf:": ("hf", ("transformers",)),
 }
-"""The extra and the modules of the libraries that networks come from."""
+"""The extra and the modules of the libraries that networks come from; of one extra, the most modules last."""
 
 
 @Parameter(name="*")
@@ -145,10 +145,8 @@ def require_network(source: str) -> None:
 def packages_of(*sources: str) -> dict[str, tuple[str, ...]]:
     """Returns the modules that networks of other libraries need, by the extra that brings them."""
     needed = {}
-    for source in sources:
-        home = source.partition(":")[0]
-        if home in _MODULES and ":" in source:
-            extra, modules = _MODULES[home]
+    for home, (extra, modules) in _MODULES.items():
+        if any(source.startswith(home) for source in sources):
             needed[extra] = modules
     return needed
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.heads.analysis import analyze
+from convattn.heads.catalogue import layers_to_read
 from convattn.heads.head_report import HeadReport, read_report
 from convattn.heads.head_snapshots import HEADS, read_heads
 from convattn.layers import RelativeAttention
@@ -27,7 +28,7 @@ from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
-from convattn.viewer.image_maps import is_positional, shown_layers
+from convattn.viewer.image_maps import is_positional
 from convattn.viewer.scene import Scene
 from convattn.wording import some
 
@@ -89,9 +90,9 @@ def gather(  # noqa: PLR0913 - what the command of the page takes
     name = "trained" if loaded.folder else "network"
     first = _exhibit(source, loaded, pictures, name)
     if layers:
-        first = replace(first, layers=tuple(shown_layers(loaded.network, layers)))
+        first = replace(first, layers=tuple(layers_to_read(loaded.network, layers)))
     exhibits = []
-    if shown_layers(loaded.network) or not compare:
+    if layers_to_read(loaded.network) or not compare:
         exhibits.append(first)
     for copy in compare:
         tell(f"making what stands beside it: {copy}")
@@ -155,7 +156,7 @@ def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str)
 
 def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
     """Shows of another network the layers that are shown of the first if it has them, else all."""
-    classes, readable = other.classes or first.classes, shown_layers(other.network)
+    classes, readable = other.classes or first.classes, layers_to_read(other.network)
     missing = [name for name in first.layers or () if name not in readable]
     if not missing:
         return replace(other, classes=classes, layers=first.layers)
@@ -168,7 +169,7 @@ def _measured(first: Exhibit) -> HeadReport | None:
 
     Heads of displacement need none: the page knows their scores. One image alone tells nothing of content.
     """
-    shown = shown_layers(first.network, first.layers).items()
+    shown = layers_to_read(first.network, first.layers).items()
     names = [name for name, module in shown if not is_positional(module)]
     if not names or len(first.images) == 1:
         return None
@@ -232,7 +233,7 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
     `kernel_size` is the number of taps along each axis; None keeps the taps of hard heads, and gives three to others.
     """
-    network, images, readable = first.network, first.images, tuple(shown_layers(first.network))
+    network, images, readable = first.network, first.images, tuple(layers_to_read(first.network))
     convolutions, note = network, "Its convolutions as attention: every head is one tap."
     if _own_layers(network):
         convolutions, size = _as_convolutions(network, images, kernel_size)

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from convattn.convert.surgery import names_by_module
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.functional import attention_weights, pad_keys
 from convattn.functional.reference import scores_of_images
@@ -56,15 +55,6 @@ def is_positional(module: nn.Module) -> bool:
     return isinstance(module, RelativeAttention) and module.content is None
 
 
-def shown_layers(
-    network: nn.Module, layers: str | Sequence[str] | None = None
-) -> dict[str, nn.Module]:
-    """Returns the attention layers of these names or patterns by name; without any, all that can be read."""
-    chosen = layers_to_read(network, layers, None)
-    modules = names_by_module(network).items()
-    return {names[0]: module for module, names in modules if module in chosen}
-
-
 def read_layers(
     network: nn.Module,
     image: Float[Tensor, "1 *sizes"],
@@ -78,7 +68,7 @@ def read_layers(
     would fill the memory, and the page computes them. Without `layers` all are read, and a network in which another
     module attends is refused.
     """
-    shown = shown_layers(network, layers)
+    shown = layers_to_read(network, layers)
     inputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
