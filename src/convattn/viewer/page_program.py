@@ -26,15 +26,12 @@ class Program:
         self._place = Place(np.zeros(2), np.ones(2))
 
     def collect(self, key: str, tensors: SceneTensors) -> list[dict[str, Any]]:
-        """Returns the operations, with the names of their tensors in the scene."""
-        operations = []
+        """Puts the tensors of the operations into the scene, and returns the operations with their names."""
         for number, operation in enumerate(self._operations):
-            described = dict(operation)
             for name, value in operation.items():
                 if isinstance(value, Tensor):
-                    described[name] = tensors.add(f"{key}/program/{number}/{name}", value)
-            operations.append(described)
-        return operations
+                    operation[name] = tensors.add(f"{key}/program/{number}/{name}", value)
+        return self._operations
 
     def add(self, op: str, **entries: Any) -> None:
         """Adds an operation; tensors among its entries go into the scene."""
