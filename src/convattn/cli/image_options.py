@@ -45,10 +45,6 @@ class ImageOptions:
     limit: Count | None = None
     shape: Sizes | None = None
 
-    def by_name(self) -> dict[str, object]:
-        """Returns the options by their names."""
-        return {"--images": self.path, "--limit": self.limit, "--shape": self.shape}
-
     def check(self) -> None:
         """Raises ArgumentError on a mistake in the options."""
         require_images(self.path)

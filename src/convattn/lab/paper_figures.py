@@ -35,7 +35,7 @@ class Material:
 
     groups: RunGroups
     scale: str
-    folder: str | None = None  # Folder with the files of CIFAR-10, in place of the run's own
+    folder: AnyPath | None = None  # Folder with the files of CIFAR-10, in place of the run's own
     _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data
 
     def run_of(self, recipe: str) -> Run:

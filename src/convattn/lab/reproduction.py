@@ -203,8 +203,7 @@ def reproduce(
         _train_missing(targets, Path(runs), scale, data, tell, yes=yes)
     found = find_runs(runs)
     groups = group_runs(found.finished, scale)
-    images = None if data is None else str(data)
-    material = Material(groups, scale, images)
+    material = Material(groups, scale, data)
     missing = _missing(targets, groups)
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:

@@ -104,10 +104,10 @@ def data_changes(folder: AnyPath) -> dict[str, str]:
     return {"data.name": name, "data.folder": str(folder)}
 
 
-def load_data_of(record: RunRecord, folder: str | None = None) -> ImageDataset:
+def load_data_of(record: RunRecord, folder: AnyPath | None = None) -> ImageDataset:
     """Loads the images that a run was trained and tested on, on the CPU; a folder replaces the one that it names."""
     recipe = read(DataRecipe, record.recipe["data"])
-    return load_data(recipe if folder is None else replace(recipe, folder=folder))
+    return load_data(recipe if folder is None else replace(recipe, folder=str(folder)))
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:

@@ -94,8 +94,8 @@ def read_layers(
         for name, module in shown.items():
             if isinstance(module, RelativeAttention):
                 require_image_grid(name, module.dims)
-                hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
-                hooks.callback(hook.remove)
+                note = partial(note_input, name)
+                hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
         watch(network, image, read, layers=layers, without=positional or None)
     if not calls:
         raise ArgumentError(

@@ -69,9 +69,8 @@ class Program:
         """Adds a batch normalisation with its running statistics, computed in float64 and rounded once."""
         if isinstance(norm, nn.Identity):
             return
-        if type(norm) is not nn.BatchNorm2d:
-            raise _UnknownPartError(norm)
-        if norm.running_mean is None or norm.running_var is None:
+        is_known = type(norm) is nn.BatchNorm2d
+        if not is_known or norm.running_mean is None or norm.running_var is None:
             raise _UnknownPartError(norm)
         scale = 1 / (norm.running_var.double() + norm.eps).sqrt()
         if norm.affine:
