@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from convattn.errors import ConvAttnError, MissingDependencyError, require_name
 from convattn.files import AnyPath, new_folder, require_new_folder, write_atomically
@@ -106,8 +106,7 @@ def _make_table(material: Material, name: str, folder: Path) -> list[str]:
     return problems
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
+class Target(NamedTuple):
     """A table or a figure."""
 
     recipes: tuple[str, ...]  # Recipes whose runs it shows

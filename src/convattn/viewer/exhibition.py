@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +40,7 @@ _KERNEL_SIZE = 3
 """Default number of taps along each axis for heads that are not hard."""
 
 
-@dataclass(frozen=True, eq=False)
-class Exhibition:
+class Exhibition(NamedTuple):
     """Networks on the same images."""
 
     exhibits: tuple[Exhibit, ...]
