@@ -104,9 +104,7 @@ def _read_split(path: Path) -> ImageSplit:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if {**columns, **_COLUMNS} != columns:
-        expected = ", ".join(f"{name}: {kind}" for name, kind in _COLUMNS.items())
-        listed = ", ".join(f"{name}: {kind}" for name, kind in columns.items()) or "none"
-        raise DataError(f"{path}: expected the columns {expected}, but found {listed}")
+        raise DataError(f"{path}: expected the columns {_COLUMNS}, but found {columns}")
     if table.num_rows == 0:
         raise DataError(f"{path}: the file has no rows")
     encoded = table["img"].combine_chunks().field("bytes").to_pylist()
