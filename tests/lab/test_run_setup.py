@@ -104,6 +104,9 @@ def test_sgd_and_adamw_take_their_options():
 
 def test_images_are_those_that_the_recipe_names(tmp_path):
     assert load_data(DataRecipe("digits")).record == load_digits().record
+    held = load_digits().held_out(400)
+    for data in (None, load_digits()):
+        assert load_data(DataRecipe("digits", held_out=400), data).record == held.record
     with pytest.raises(DataError, match=r"CIFAR-10: there is no folder"):
         load_data(DataRecipe("cifar10", folder=str(tmp_path / "absent")))
 

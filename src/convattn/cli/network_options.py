@@ -78,7 +78,7 @@ class NetworkOptions:
 
         options, saved = self, _is_saved(source)
         if saved and not all(map(_is_saved, beside)):
-            options = NetworkOptions(no_verify=self.no_verify, device=self.device)
+            options = DEFAULTS
         colours = options._colours()
         import_modules(self.imports)
         if saved:

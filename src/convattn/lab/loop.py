@@ -108,9 +108,7 @@ def train(
         if finished is not None:
             return finished
     revision = find_revision()
-    data = load_data(recipe.data) if data is None else data
-    if recipe.data.held_out is not None:
-        data = data.held_out(recipe.data.held_out)
+    data = load_data(recipe.data, data)
     accelerator = _start_accelerator(recipe.training.precision, trackers, output)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)

@@ -85,8 +85,6 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
 
     device = PartialState().device
     assert device is not None
-    if recipe.data.held_out is not None:
-        data = data.held_out(recipe.data.held_out)
     training, size = recipe.training, recipe.training.batch_size
     narrow = torch.float16 if training.precision == "fp16" else torch.bfloat16
     kept: dict[int, int] = {}

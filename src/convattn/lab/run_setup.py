@@ -80,17 +80,19 @@ def require_for_run(
         require_encoding(recipe.model.encoding)
 
 
-def load_data(recipe: DataRecipe) -> ImageDataset:
-    """Loads the images that a recipe names, on the CPU.
+def load_data(recipe: DataRecipe, data: ImageDataset | None = None) -> ImageDataset:
+    """Loads the images that a recipe names, or takes others, and holds out what it says, on the CPU.
 
     The folder of CIFAR-10 may also be given by the environment variable CONVATTN_CIFAR10, so that recipes need no local
     paths; without either, the files come from the Hub.
     """
-    if recipe.name == "digits":
-        return load_digits()
-    if recipe.name == "folder":
-        return load_folder(str(recipe.folder), size=recipe.size or FOLDER_SIZE)
-    return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
+    if data is None and recipe.name == "digits":
+        data = load_digits()
+    elif data is None and recipe.name == "folder":
+        data = load_folder(str(recipe.folder), size=recipe.size or FOLDER_SIZE)
+    elif data is None:
+        data = load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
+    return data if recipe.held_out is None else data.held_out(recipe.held_out)
 
 
 def data_changes(folder: AnyPath) -> dict[str, str]:
