@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from convattn.cli.network_options import NetworkOptions, packages_of, read_values
-from convattn.errors import ArgumentError, DeviceError
+from convattn.cli.network_options import NetworkOptions, read_values, require_packages_of
+from convattn.errors import ArgumentError, DeviceError, MissingDependencyError
 
 VALUES = {
     "3": 3,
@@ -24,8 +24,10 @@ def test_values_are_json_or_else_text():
     assert list(map(type, values.values())) == list(map(type, VALUES.values()))
 
 
-def test_networks_of_several_libraries_need_the_modules_of_all():
-    assert packages_of("timm:a", "torchvision:b", "timmy") == {"timm": ("timm", "torchvision")}
+def test_networks_of_several_libraries_need_the_modules_of_all(monkeypatch):
+    monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r"needs pillow, timm, torchvision, which"):
+        require_packages_of("timm:a", "torchvision:b", "timmy", view=["PIL"])
 
 
 def test_a_network_is_moved_to_the_device():

@@ -4,10 +4,14 @@ from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
-from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    require_network,
+    require_packages_of,
+)
 from convattn.cli.output import Count, Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import require_packages
 
 
 def analyze(  # noqa: PLR0913 - the options of the command
@@ -60,9 +64,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     """
     require_network(source)
     require_images(images, source)
-    require_packages(
-        analyze=("matplotlib", "jinja2", *pictures_need(images)), **packages_of(source)
-    )
+    require_packages_of(source, analyze=("matplotlib", "jinja2", *pictures_need(images)))
     from convattn.files import new_folder
     from convattn.heads import CONTROLS
     from convattn.heads import analyze as measure

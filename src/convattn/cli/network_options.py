@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from convattn.cli.output import Imports, Numbers, Settings, key_values, require_absent
-from convattn.errors import ArgumentError, DeviceError, require_name, without_trace
+from convattn.errors import (
+    ArgumentError,
+    DeviceError,
+    require_name,
+    require_packages,
+    without_trace,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -142,13 +148,12 @@ def require_network(source: str) -> None:
         )
 
 
-def packages_of(*sources: str) -> dict[str, tuple[str, ...]]:
-    """Returns the modules that networks of other libraries need, by the extra that brings them."""
-    needed = {}
+def require_packages_of(*sources: str, **needed: Sequence[str]) -> None:
+    """Raises one MissingDependencyError for what networks of other libraries need, and the modules by their extra."""
     for home, (extra, modules) in _MODULES.items():
         if any(source.startswith(home) for source in sources):
             needed[extra] = modules
-    return needed
+    require_packages(**needed)
 
 
 def _is_saved(source: str) -> bool:
