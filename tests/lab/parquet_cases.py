@@ -54,7 +54,7 @@ WRONG_TABLES = {
     "no rows": (good(0), "the file has no rows"),
     "column missing": (
         pa.table({"image": [b""], "label": [1]}),
-        "path: string>', 'label': 'int64'}, but found {'image': 'binary'}",
+        "path: string>', 'label': 'int64'}, but found {'image': 'binary'",
     ),
     "bytes are text": (
         pa.table({"img": [{"bytes": "a", "path": ""}], "label": [1]}),
