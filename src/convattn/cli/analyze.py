@@ -105,7 +105,6 @@ def analyze(  # noqa: PLR0913 - the options of the command
         write_report(
             report, folder, source=source, images=words, drawn=loaded.drawn, shown=exhibition
         )
-    page = output / "index.html"
-    summary = f"{report.summary()}{note}\nwrote {output}; look at {page}"
+    summary = f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}"
     print_record(report, summary, json=json)
     return 0

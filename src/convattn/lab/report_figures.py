@@ -65,8 +65,7 @@ def head_grid(
         caption: What stands below; None says what the maps show.
 
     Raises:
-        ArgumentError: A file has another ending.
-        UnknownNameError: There is no such layer.
+        UnknownNameError: A file has another ending, or there is no such layer.
     """
     chosen = report.layers if layers is None else [report.layer(name) for name in layers]
     depths = {layer.name: depth for depth, layer in enumerate(report.layers, start=1)}
