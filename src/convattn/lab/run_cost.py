@@ -95,7 +95,7 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
 
     with keep_random_state():
         network = build_network(replace(recipe, start=StartRecipe()), data).to(device).train()
-        optimizer = build_optimizer(recipe.optim, network, stem_epochs=training.stem_epochs)
+        optimizer = build_optimizer(recipe, network)
         few = min(_FEW, size)
         for step, count in ((0, few), (1, few), (2, size)):
             images = normalise(data.train.images[:count], data.mean, data.std).to(device)

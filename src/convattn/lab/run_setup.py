@@ -190,14 +190,13 @@ class _Settings(NamedTuple):
     epochs: int | None = None  # In which it learns; None for all
 
 
-def build_optimizer(
-    recipe: OptimRecipe, network: nn.Module, *, stem_epochs: int | None = None
-) -> torch.optim.Optimizer:
+def build_optimizer(recipe: Recipe, network: nn.Module) -> torch.optim.Optimizer:
     """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
-    Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for
-    `stem_epochs`; None means all. Each group has its "rate" and "epochs", as in `_Settings`.
+    Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for some epochs where
+    the recipe says so. Each group has its "rate" and "epochs", as in `_Settings`.
     """
+    optim, stem_epochs = recipe.optim, recipe.training.stem_epochs
     stem_bias = None
     if stem_epochs is not None:
         if not isinstance(network, SpeedNet):
@@ -209,16 +208,15 @@ def build_optimizer(
         if not parameter.requires_grad:
             continue
         place, _, name = path.rpartition(".")
-        settings = _settings(recipe, network.get_submodule(place), name)
+        settings = _settings(optim, network.get_submodule(place), name)
         if parameter is stem_bias:
             settings = settings._replace(epochs=stem_epochs)
         members[settings].append(parameter)
     groups = [{"params": part, **settings._asdict()} for settings, part in members.items()]
-    if recipe.algorithm == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
-    return torch.optim.SGD(
-        groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov
-    )
+    rate, momentum = optim.learning_rate, optim.momentum
+    if optim.algorithm == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, betas=(momentum, 0.999))
+    return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=optim.nesterov)
 
 
 def _settings(recipe: OptimRecipe, module: nn.Module, name: str) -> _Settings:

@@ -179,9 +179,7 @@ class Trainer:
         self.history: list[dict[str, float]] = []
         self.heads = HeadTrace(self.network)
         self.heads.record(step=0, epoch=0)
-        optimizer = build_optimizer(
-            recipe.optim, self.network, stem_epochs=recipe.training.stem_epochs
-        )
+        optimizer = build_optimizer(recipe, self.network)
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
         self._forward = self._prepared
         if recipe.training.compile:
