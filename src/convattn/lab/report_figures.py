@@ -140,7 +140,7 @@ def head_maps(layer: LayerReport) -> Float[np.ndarray, "heads rows cols"]:
     count = np.zeros(places.max(axis=0) + 1)
     np.add.at(count, (rows, cols), 1)
     total = np.zeros((len(kernels), *count.shape))
-    np.add.at(total, (..., rows, cols), kernels[:, near])
+    np.add.at(np.moveaxis(total, 0, -1), (rows, cols), kernels[:, near].T)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
