@@ -9,6 +9,7 @@ import torch
 from tests.layers.layer_cases import by_reference, hard_layer, images
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
 
 from convattn.budget import assert_within_budget
 from convattn.encodings import Quadratic, Shift
@@ -26,6 +27,37 @@ def test_the_plan_of_a_window_is_the_convolution_that_runs():
     assert isinstance(path, ShiftPath)
     assert torch.equal(path.attend(x, maps, layer.bias), layer(x))
     assert path.cost().flops == layer.plan(x.shape).flops == 2 * len(x) * 9 * 3 * 5 * 3 * 5
+
+
+COUNTED = {
+    "shift": {"encoding": "shift", "num_heads": 9},
+    "separable": {"num_heads": 9},
+    "values first": {"num_heads": 8, "head_width": 2},
+    "groups": {"num_heads": 9, "groups": 4},
+    "dense": {"encoding": "distance", "num_heads": 4},
+    "reference": {"num_heads": 4, "impl": "reference"},
+    "content": {"num_heads": 4, "head_width": 16, "content": True},
+    "content of whole matrices": {"num_heads": 4, "content": True},
+    "content by channels": {"num_heads": 4, "content": True, "impl": "quadratic"},
+    "content by definition": {"num_heads": 4, "content": True, "impl": "reference"},
+    "a feature of each displacement": {
+        "num_heads": 4,
+        "content": True,
+        "encoding": "learned_table",
+    },
+    "gate": {"num_heads": 4, "head_width": 16, "content": True, "gate": "sigmoid"},
+}
+
+
+def test_plans_count_the_operations_that_torch_counts():
+    """torch counts no softmax, plans no tables of positions, and tiles leave out keys: no more may be between them."""
+    x = images(17, 19, channels=64)
+    for name, options in COUNTED.items():
+        layer = RelativeAttention2d(64, 64, **options)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(x)
+        ratio = counter.get_total_flops() / layer.plan(x.shape).flops
+        assert 0.85 < ratio < 1.15, f"{name}: torch counts {ratio:.2f} of the plan"
 
 
 def test_heads_that_leak_below_rounding_are_convolutions_only_where_nothing_is_learned_of_them():

@@ -8,6 +8,7 @@ mask           scores of some queries at a time: a CPU, and scores that are no s
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -336,15 +337,19 @@ class ContentPath(Path):
     def cost(self) -> Cost:
         """Counts queries, their channels, keys, values and means of all images, and what the kernel does."""
         sizes = self.sizes
-        width = self.form.content.key_width + self.precision.parts * self.form.width
+        content = self.form.content
+        width = content.key_width + self.precision.parts * self.form.width
+        channels = sizes.inner if self.values_first else sizes.channels
         pixels = sizes.batch * sizes.heads * (3 * sizes.queries + 2 * sizes.keys)
-        itemsize = self.precision.dtype.itemsize
-        memory = pixels * max(width, sizes.channels) * itemsize + piece_bytes(sizes.device)
-        flops = sizes.content_flops(width, 0)
+        memory = pixels * max(width, channels) * self.precision.dtype.itemsize
+        memory += 2 * piece_bytes(sizes.device)  # scores, mask, what softmax takes, and weights
+        count = prod if self.form.heads.joint else sum
+        features = content.uses_position * count(axis.span for axis in sizes.axes)
+        flops = sizes.content_flops(content, width, features, values_first=self.values_first)
         if self.position is not None:
             position = self.position.cost()
-            flops = flops + position.flops
-            memory = memory + position.bytes
+            flops += position.flops
+            memory += position.bytes
         return Cost(flops, memory)
 
     @property

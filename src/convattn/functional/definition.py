@@ -66,15 +66,13 @@ class ReferencePath(KeyPath):
         weights = sizes.weights(by_axis=False)
         if content is None:
             means = sizes.batch * sizes.heads * sizes.channels * sizes.queries
-            memory = weights * (8 + sizes.itemsize) + 2 * means * sizes.itemsize
+            memory = 8 * weights + (weights + 2 * means) * sizes.itemsize
             return Cost(sizes.explicit_flops(by_axis=False), memory)
-        pixels = sizes.heads * (sizes.queries + sizes.keys) * content.key_width
-        numbers = sizes.batch * (3 * weights + pixels)
-        displacements = 0
-        if content.uses_position:
-            numbers += weights * content.key_width
-            displacements = sizes.keys
-        flops = sizes.content_flops(content.key_width, displacements)
+        width = content.key_width
+        positions = int(content.uses_position)
+        pixels = sizes.heads * (sizes.queries + sizes.keys) * width
+        numbers = sizes.batch * (3 * weights + pixels) + positions * weights * width
+        flops = sizes.content_flops(content, width, positions * sizes.keys, values_first=False)
         return Cost(flops, numbers * max(4, sizes.itemsize))
 
     def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:

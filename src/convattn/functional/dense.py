@@ -62,13 +62,15 @@ class PiecewisePath(KeyPath):
         values = keys.flatten(2).mT[:, None]
         if self.values_first:
             values = maps.values(keys)
-        pattern = "batch heads keys channels -> 1 heads keys (batch channels)"
-        value = rearrange(values, pattern)
+        value = rearrange(values, "batch heads keys channels -> 1 heads keys (batch channels)")
         nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
         query = nothing[:, :, : self.sizes.queries]
         key = nothing[:, :, : self.sizes.keys]
         mask = Mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
-        pattern = "1 heads queries (batch channels) -> batch heads channels queries"
-        by_image = rearrange(means, pattern, channels=values.shape[-1])
+        by_image = rearrange(
+            means,
+            "1 heads queries (batch channels) -> batch heads channels queries",
+            channels=values.shape[-1],
+        )
         return maps.combine(by_image, values_first=self.values_first)

@@ -141,7 +141,7 @@ def fused_attention(
     if mask is None and not (dropout or widened or own_operations):
         return _by_kernel(mask, dropout, scale, query, key, value)
     given = query.dtype
-    wide = at_least_float32(query.dtype)
+    wide = at_least_float32(given)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = query if scale == 1 else query * scale
     inputs = (query, key, value, *tables)
@@ -178,9 +178,7 @@ def _by_kernel(
             scores = mask.scores(slice(None), scaled, *mask.tables)
             inputs.append(scores.to(query.dtype))
         means.append(compute(scale, *inputs))
-    y = means[0]
-    if len(means) > 1:
-        y = torch.cat(means)
+    y = torch.cat(means) if len(means) > 1 else means[0]
     return y[..., :inner]
 
 
@@ -240,7 +238,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scale: float, *inputs: Tensor) -> Tensor:
-        leaves, y = _with_graph(scale, inputs)
+        leaves, y = _with_graph(scale, inputs, ctx.needs_input_grad[1:])
         # y brings its own graph along, which goes when the tensors saved here go
         ctx.save_for_backward(*inputs, *leaves, y)
         ctx.scale = scale
@@ -263,11 +261,9 @@ class _Fused(torch.autograd.Function):
 
 
 def _with_graph(
-    scale: float, inputs: Sequence[Tensor], needed: Sequence[bool] | None = None
+    scale: float, inputs: Sequence[Tensor], needed: Sequence[bool]
 ) -> tuple[list[Tensor], Tensor]:
     """Computes by the kernel, with a graph from copies of the inputs that share their memory."""
-    if needed is None:
-        needed = [tensor.requires_grad for tensor in inputs]
     leaves = []
     for tensor, need in zip(inputs, needed, strict=True):
         leaves.append(tensor.detach().requires_grad_(need))

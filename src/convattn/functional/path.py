@@ -174,14 +174,15 @@ class CallSizes:
             flops += self.products(self.queries, self.inner, self.outputs)
         return flops
 
-    def content_flops(self, width: int, displacements: int) -> int:
-        """Counts the operations of content attention with queries and keys of a width."""
-        linear = self.channels * (self.queries + self.keys)
-        products = self.batch * width * (linear + self.queries * self.keys)
-        position = self.batch * self.queries * displacements * width
-        softmax = 5 * self.batch * self.weights(by_axis=False)
-        means = self.mixing(self.channels, by_axis=False)
-        return 2 * self.heads * (products + position) + softmax + means + self.maps
+    def content_flops(
+        self, content: ContentTerms, width: int, displacements: int, *, values_first: bool
+    ) -> int:
+        """Counts the operations of content attention: scores of a width, and features of some displacements."""
+        linear = self.channels * (self.queries + self.keys) + self.queries * displacements
+        scores = content.key_width * linear + width * self.queries * self.keys
+        attending = self.explicit_flops(by_axis=False, values_first=values_first)
+        softmax = 5 * (self.batch - 1) * self.weights(by_axis=False)  # each image has weights
+        return 2 * self.batch * self.heads * scores + attending + softmax
 
 
 @dataclass(frozen=True)

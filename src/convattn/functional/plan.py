@@ -124,9 +124,7 @@ def _by_content(sizes: CallSizes, heads: Heads, way: object) -> Path:
     position = None
     if heads.share is not None:
         position = choose_path(sizes, Heads(heads.encoding, dropout=heads.dropout))
-    reason = REQUESTED
-    if way is None:
-        reason = "the scores depend on the input"
+    reason = "the scores depend on the input" if way is None else REQUESTED
     return ContentPath.of(sizes, form, reason, position)
 
 
@@ -134,17 +132,15 @@ def _by_position(sizes: CallSizes, heads: Heads, way: object) -> Path:
     """Computes scores of displacements alone."""
     encoding = heads.encoding
     if way is DensePath or heads.dropout:
-        reason = "dropout drops single weights, so each is computed"
-        if way is DensePath:
-            reason = REQUESTED
+        dropped = "dropout drops single weights, so each is computed"
+        reason = REQUESTED if way is DensePath else dropped
         return _dense(_table(encoding, sizes), sizes, reason, heads.dropout)
     if way is FourierPath:
         return _fourier(_table(encoding, sizes), sizes, REQUESTED)
     displacements = encoding.fixed_displacements
     if way is not SeparablePath and displacements is not None:
-        reason = "each head looks at one displacement: a convolution"
-        if way is ShiftPath:
-            reason = REQUESTED
+        looks = "each head looks at one displacement: a convolution"
+        reason = REQUESTED if way is ShiftPath else looks
         shifts = fixed_shifts(displacements, sizes.axes)
         if way is ShiftPath or shifts.is_compact:
             return ShiftPath(reason=reason, sizes=sizes, shifts=shifts)
@@ -160,9 +156,8 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
         path = _hard(tables, sizes, way)
         if path is not None:
             return path
-    reason = "the scores are a sum over axes: one softmax per axis"
-    if way is SeparablePath:
-        reason = REQUESTED
+    additive = "the scores are a sum over axes: one softmax per axis"
+    reason = REQUESTED if way is SeparablePath else additive
     if sizes.long_line is not None and sizes.reads_scores:
         path = _long(encoding, sizes, tables[sizes.long_line], reason, way)
         if path is not None:
@@ -193,8 +188,7 @@ def _joins_axes(sizes: CallSizes) -> bool:
         return False
     pairs = sizes.mixing(sizes.channels, by_axis=False)
     joined = sizes.seconds(3, pairs, 12 * sizes.weights(by_axis=False))
-    moved = 4 * means
-    apart = sizes.seconds(8, sizes.mixing(sizes.channels, by_axis=True), moved)
+    apart = sizes.seconds(8, sizes.mixing(sizes.channels, by_axis=True), 4 * means)
     return joined <= apart
 
 
@@ -228,8 +222,11 @@ def _table(encoding: Encoding, sizes: CallSizes) -> Float[Tensor, "heads *displa
 
 def _dense(table: Tensor, sizes: CallSizes, reason: str, dropout: float = 0.0) -> Path:
     """Computes explicit weights of all pairs, of some queries at a time if they are many."""
-    first = values_come_first(sizes, by_axis=False)
-    options: dict[str, Any] = {"sizes": sizes, "values_first": first, "dropout": dropout}
+    options: dict[str, Any] = {
+        "sizes": sizes,
+        "values_first": values_come_first(sizes, by_axis=False),
+        "dropout": dropout,
+    }
     if sizes.keeps_weights:
         weights = position_weights(table, sizes.axes)
         return DensePath(reason=reason, weights=weights, **options)
@@ -240,14 +237,18 @@ def _dense(table: Tensor, sizes: CallSizes, reason: str, dropout: float = 0.0) -
 def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
     """Computes by transforms, or by explicit weights if too many queries would lose digits."""
     if not can_be_read(table):
-        reason = "a compiled graph cannot read the values that transforms depend on"
-        return _dense(table, sizes, reason)
+        return _dense(
+            table, sizes, "a compiled graph cannot read the values that transforms depend on"
+        )
     reason += sizes.waits
     filters = fourier_filters(table, sizes.axes, sizes.dtype)
     weak = filters.weak.double().mean().item()
     if weak > _WEAK:
-        lost = f"transforms would lose digits at {weak:.0%} of the queries"
-        return _dense(table, sizes, f"{lost}, so all are computed exactly")
+        return _dense(
+            table,
+            sizes,
+            f"transforms would lose digits at {weak:.0%} of the queries, so all are computed exactly",
+        )
     if weak:
         reason += f"; the {weak:.1%} of the queries that would lose digits are computed exactly"
     return FourierPath(reason=reason, sizes=sizes, filters=filters)
@@ -270,8 +271,8 @@ def _long(
     if way is None and sizes.softmax_dtype == torch.float32:
         transforms = transform_cost(sizes).flops + sizes.maps
         if transforms * _SLOW_LONG_TRANSFORMS < min(pairs, banded):
-            table = _table(encoding, sizes)
-            return _fourier(table, sizes, "the sequence is long and heads are wide")
+            reason = "the sequence is long and heads are wide"
+            return _fourier(_table(encoding, sizes), sizes, reason)
     if bands is None or banded >= pairs:
         return None
     reason = f"{reason}, in bands of up to {bands.widest} displacements{sizes.waits}"

@@ -87,8 +87,9 @@ def explicit_cost(sizes: CallSizes, *, by_axis: bool, values_first: bool) -> Cos
     """Counts the softmax, the means, and the matrices before or after them."""
     memory = sizes.weights(by_axis=by_axis) * (4 + sizes.itemsize)
     if values_first:
-        own = sizes.batch * sizes.heads * sizes.inner * (sizes.keys + sizes.queries)
-        memory += own * sizes.itemsize
+        memory += (
+            sizes.batch * sizes.heads * sizes.inner * (sizes.keys + sizes.queries) * sizes.itemsize
+        )
     else:
         mixed = sizes.batch * sizes.channels * sizes.queries * sizes.itemsize
         memory += 3 * min(1 << 21, mixed)

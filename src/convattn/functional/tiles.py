@@ -64,8 +64,9 @@ class _Product(torch.autograd.Function):
         ctx.groups = groups
         means = _Means(weights, pixels, groups)
         matrices = of_groups(maps, groups)
-        queries = [weight.shape[1] for weight in weights]
-        y = pixels.new_empty(pixels.shape[1], maps.shape[1], *queries)
+        y = pixels.new_empty(
+            pixels.shape[1], maps.shape[1], *[len(weight[0]) for weight in weights]
+        )
         outputs = _by_channel(y, groups)
         for images, rows, tiles in means.blocks():
             part = outputs[:, :, rows, images]
@@ -79,7 +80,7 @@ class _Product(torch.autograd.Function):
                     ):  # a call takes half the time (128 channels, 14 x 14)
                         total.addcmul_(matrix, of_head)
                     else:
-                        total.baddbmm_(matrix, of_head)
+                        torch.baddbmm(total, matrix, of_head, out=total)
             part.copy_(total.view(part.shape))
         return y
 
@@ -112,7 +113,7 @@ class _Product(torch.autograd.Function):
                 if by_maps is not None:
                     into = of_groups(by_maps, ctx.groups)[tile.heads]
                     for by_matrix, of_head in zip(into, mixed, strict=True):
-                        by_matrix.baddbmm_(upstream, of_head.mT)
+                        torch.baddbmm(by_matrix, upstream, of_head.mT, out=by_matrix)
                 if needs_pixels or any(needs_weights):
                     for matrix, of_head in zip(matrices[tile.heads], mixed, strict=True):
                         torch.bmm(matrix.mT, upstream, out=of_head)
@@ -382,7 +383,7 @@ class _Means:
             else:
                 out.copy_(products)
         elif add:
-            out.baddbmm_(left, right)
+            torch.baddbmm(out, left, right, out=out)
         else:
             torch.bmm(left, right, out=out)
 

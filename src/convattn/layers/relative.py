@@ -726,19 +726,16 @@ def _heads_on_taps(
     """Builds an encoding with one head on each tap of the window; a ready one has its own heads."""
     if isinstance(encoding, Encoding):
         return encoding
-    arguments = {}
-    for name, kind in ENCODINGS.items():
-        if kind.centre_argument is not None:
-            arguments[name] = kind.centre_argument
-    if isinstance(encoding, str) and encoding in arguments:
-        taps = geometry.taps()
-        centres = {arguments[encoding]: taps}
-        return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
     if isinstance(encoding, str):
         require_encoding(encoding)
-    names = ", ".join(arguments)
-    expected = f"given unless the encoding has centres ({names})"
-    raise ArgumentError(must_be("num_heads", expected, None))
+        argument = ENCODINGS[encoding].centre_argument
+        if argument is not None:
+            taps = geometry.taps()
+            return create_encoding(encoding, len(taps), len(taps[0]), **{argument: taps})
+    names = ", ".join(name for name, kind in ENCODINGS.items() if kind.centre_argument)
+    raise ArgumentError(
+        must_be("num_heads", f"given unless the encoding has centres ({names})", None)
+    )
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
