@@ -84,7 +84,7 @@ class NetworkOptions:
 
         options, saved = self, _is_saved(source)
         if saved and not all(map(_is_saved, beside)):
-            options = DEFAULTS
+            options = DEFAULTS  # others are of the network that is built
         colours = options._colours()
         import_modules(self.imports)
         if saved:
@@ -149,7 +149,10 @@ def require_network(source: str) -> None:
 
 
 def require_packages_of(*sources: str, **needed: Sequence[str]) -> None:
-    """Raises one MissingDependencyError for what networks of other libraries need, and the modules by their extra."""
+    """Raises one MissingDependencyError for what networks of other libraries need, and for modules `needed` besides.
+
+    These are given by the extra that brings them.
+    """
     for home, (extra, modules) in _MODULES.items():
         if any(source.startswith(home) for source in sources):
             needed[extra] = modules

@@ -109,8 +109,8 @@ def _read_split(path: Path) -> ImageSplit:
         raise DataError(f"{path}: the file has no rows")
     encoded = table["img"].combine_chunks().field("bytes").to_pylist()
     # in one thread: so small an image is Python's work
-    pixels = [_decode(path, row, item) for row, item in enumerate(encoded)]
-    images = torch.from_numpy(np.stack(pixels)).movedim(-1, 1).contiguous()
+    pixels = np.stack([_decode(path, row, item) for row, item in enumerate(encoded)])
+    images = torch.from_numpy(pixels).movedim(-1, 1).contiguous()
     labels = torch.tensor(table["label"].fill_null(-1).to_pylist())  # -1 is refused with others
     return ImageSplit(images, labels)
 

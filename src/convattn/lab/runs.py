@@ -19,6 +19,7 @@ from convattn.provenance import RunRecord
 _DEPTH = 2
 _RECORD, _METRICS = "record.json", "metrics.jsonl"
 _SIGNS = (_RECORD, "recipe.toml", _METRICS)
+_IMAGE_SIZES = {"cifar10": 32, "digits": 8}
 _OF_ONE_RUN = ("seed", "claim", "data.folder", "start.folder")
 """What runs of one recipe may differ in."""
 
@@ -33,9 +34,9 @@ class Run:
     @property
     def image_size(self) -> int | None:
         """Rows and columns of the images, in pixels; None for images that this version does not know."""
-        of_folder = self.record.recipe["data"].get("size", FOLDER_SIZE)
-        sizes = {"cifar10": 32, "digits": 8, "folder": of_folder}
-        return sizes.get(self.record.data.name.partition(" ")[0])
+        if self.record.data.name.startswith("folder "):
+            return self.record.recipe["data"].get("size", FOLDER_SIZE)
+        return _IMAGE_SIZES.get(self.record.data.name.partition(" (")[0])
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class ImageSplit:
         return digest.hexdigest()
 
     def take(self, rows: Any) -> "ImageSplit":
-        """Returns some of the images: those of an index of tensors."""
+        """Returns the images at an index of tensors: their numbers, or for each whether it is taken."""
         return ImageSplit(self.images[rows], self.labels[rows])
 
     def to(self, device: torch.device | str) -> "ImageSplit":
