@@ -69,7 +69,7 @@ class ReferencePath(KeyPath):
             memory = 8 * weights + (weights + 2 * means) * sizes.itemsize
             return Cost(sizes.explicit_flops(by_axis=False), memory)
         width = content.key_width
-        positions = int(content.uses_position)
+        positions = content.uses_position
         pixels = sizes.heads * (sizes.queries + sizes.keys) * width
         numbers = sizes.batch * (3 * weights + pixels) + positions * weights * width
         flops = sizes.content_flops(content, width, positions * sizes.keys, values_first=False)
