@@ -69,10 +69,10 @@ def share_right(scores: Tensor, split: ImageSplit) -> float:
 
 def ends_of(heads: Path, network: nn.Module) -> HeadTrace:
     """Returns heads as a run records them: its first moment, and at its last step the heads of a network."""
-    rows = parquet.read_table(heads).to_pylist()
+    rows = parquet.read_table(heads, columns=[*HEAD_COLUMNS]).to_pylist()
     first, last = min(row["step"] for row in rows), max((row["step"], row["epoch"]) for row in rows)
     trace = HeadTrace(network)
-    trace.rows = [row for row in rows if row["step"] == first]
+    trace.rows = [tuple(row.values()) for row in rows if row["step"] == first]
     trace.record(step=last[0], epoch=last[1])
     return trace
 

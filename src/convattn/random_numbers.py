@@ -21,11 +21,14 @@ _SIZE = (3, 224, 224)
 
 
 @contextmanager
-def keep_random_state(network: nn.Module) -> Iterator[None]:
-    """Restores random states on leaving: torch's, on the CPU and on the network's devices, numpy's and Python's."""
-    devices = {
-        parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda
-    }
+def keep_random_state(network: nn.Module | None = None) -> Iterator[None]:
+    """Restores random states on leaving: torch's, on the CPU and on the network's devices, numpy's and Python's.
+
+    Without a network, torch's are those of all devices.
+    """
+    devices = set(range(torch.cuda.device_count()))
+    if network is not None:
+        devices = {one.device.index or 0 for one in network.parameters() if one.is_cuda}
     of_numpy = np.random.get_state()  # noqa: NPY002 - the one that networks draw from
     of_python = random.getstate()
     with torch.random.fork_rng(devices=sorted(devices)):

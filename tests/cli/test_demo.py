@@ -27,7 +27,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         own_images,
         "require_own_images",
-        lambda folder, name, count: honest(folder, name, count // 10),
+        lambda loaded, name, count: honest(loaded, name, count // 10),
     )
 
 

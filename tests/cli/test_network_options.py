@@ -1,9 +1,11 @@
 """Values of options that build a network."""
 
+import re
+
 import pytest
 
-from convattn.cli.network_options import NetworkOptions, read_values
-from convattn.errors import ArgumentError, DeviceError
+from convattn.cli.network_options import NetworkOptions, read_values, require_packages_of
+from convattn.errors import ArgumentError, DeviceError, MissingDependencyError
 
 VALUES = {
     "3": 3,
@@ -22,6 +24,12 @@ def test_values_are_json_or_else_text():
     assert list(map(type, values.values())) == list(map(type, VALUES.values()))
 
 
+def test_networks_of_several_libraries_need_the_modules_of_all(monkeypatch):
+    monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r"needs pillow, timm, torchvision, which"):
+        require_packages_of("timm:a", "torchvision:b", "timmy", view=["PIL"])
+
+
 def test_a_network_is_moved_to_the_device():
     options = NetworkOptions(random_weights=True, device="meta")
     loaded = options.load("convattn:ConvNet")
@@ -36,14 +44,9 @@ def test_a_device_that_is_not_there_is_named(device):
 
 
 def test_mean_and_std_are_numbers_of_each_channel():
-    options = NetworkOptions(random_weights=True, mean="0.5,0.25,0", std="1,0.5,0.25")
+    options = NetworkOptions(random_weights=True, mean=(0.5, 0.25, 0.0), std=(1.0, 0.5, 0.25))
     assert options.load("convattn:ConvNet").colours == ((0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
-    wrong = {
-        ("0.5", None): "--mean and --std must be one number .* but are 0.5 and None",
-        ("a", "1"): r"--mean\[0\] must be a number, but is 'a'",
-        ("0.5", "1,1,1"): "--mean and --std must be one number .* but are 0.5 and 1,1,1",
-        ("0.5", "0"): "--mean and --std must be one number .* but are 0.5 and 0",
-    }
-    for (mean, std), message in wrong.items():
-        with pytest.raises(ArgumentError, match=message):
+    for mean, std in (((0.5,), ()), ((0.5,), (1.0, 1.0, 1.0)), ((0.5,), (0.0,))):
+        message = re.escape(f", but are {mean} and {std}")
+        with pytest.raises(ArgumentError, match=f"--mean and --std must be one number .*{message}"):
             NetworkOptions(random_weights=True, mean=mean, std=std).load("convattn:ConvNet")

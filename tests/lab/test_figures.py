@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.errors import ArgumentError, MissingDependencyError, UnknownNameError
 from convattn.heads import HeadSnapshot
 from convattn.lab.figures import FORMATS, draw_heads
 from convattn.lab.paper_figures import accuracy_curves, attention_grid
@@ -106,7 +106,7 @@ def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_other_endings_are_refused(tmp_path, name):
     with pytest.raises(
-        ArgumentError, match=r"path must be a file that ends in png, svg, pdf, but is .*figure\.gif"
+        UnknownNameError, match=r"unknown ending of the figure .*figure\.gif: 'gif'.* png, svg"
     ):
         DRAWINGS[name](tmp_path / "figure.gif")
     assert not list(tmp_path.iterdir())

@@ -86,4 +86,4 @@ def trace_of_a_slope(slope):
     network.blocks[0].mixer.encoding.slope = slope
     trace = HeadTrace(network)
     trace.record(step=0, epoch=0)
-    return [round(trace.rows[0][name], 12) for name in list(HEAD_COLUMNS)[6:]]
+    return [round(number, 12) for number in trace.rows[0][6:]]

@@ -6,6 +6,7 @@ from tests.lab.tiny import tiny_data, tiny_recipe
 from convattn.lab import train
 from convattn.lab.model_card import model_card
 from convattn.networks.images import own_images, trained_on
+from convattn.networks.loading import load_with_source
 from convattn.provenance import RunRecord
 
 
@@ -56,7 +57,7 @@ def test_images_given_in_python_are_not_said_to_be_those_of_the_recipe(tmp_path)
     assert "type: halves" in card
     assert "digits" not in card
     assert trained_on(tmp_path / "run") == "halves"
-    assert own_images(tmp_path / "run", 3) is None
+    assert own_images(load_with_source(tmp_path / "run"), 3) is None
 
 
 def test_each_table_of_the_card_has_two_columns_whatever_its_cells_hold(record):

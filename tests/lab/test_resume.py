@@ -141,7 +141,7 @@ def test_random_numbers_of_the_caller_are_left_as_they_were(monkeypatch, tmp_pat
     assert str(np.random.get_state()) == before  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), of_torch)
     of_python = random.getstate()
-    with loop._process_state_kept(torch.device("cpu")):
+    with loop._process_state_kept():
         random.seed(5)
     assert random.getstate() == of_python
 
@@ -190,6 +190,6 @@ def test_unfinished_checkpoint_is_removed_when_the_next_begins(tmp_path):
     (left / "model.safetensors").write_text("half")
     left.with_name(left.name + ".lock").touch()  # a killed process leaves it unlocked
     with checkpoints._new(5, processes=1) as place:
-        assert place.name.startswith(".step-00000005.")
+        assert place.parent.name.startswith(".step-00000005.")
         assert not left.exists()
     assert [item.name for item in tmp_path.iterdir()] == ["step-00000005"]

@@ -35,11 +35,16 @@ def test_network_to_start_from_gives_its_weights_and_the_recipe_all_else(tmp_pat
     )
 
 
+def with_optim(**options):
+    return dataclasses.replace(tiny_recipe(), optim=OptimRecipe(**options))
+
+
 @pytest.mark.parametrize("name", sorted(set(ENCODINGS) - {"shift"}))
 def test_centres_and_widths_have_no_weight_decay_and_all_else_has(name):
     network = AttentionNet(name, width=8, depth=2, heads=3, ffn=8)
     kept = set()
-    for group in build_optimizer(OptimRecipe(weight_decay=0.5), network).param_groups:
+    recipe = with_optim(weight_decay=0.5)
+    for group in build_optimizer(recipe, network).param_groups:
         if group["weight_decay"] == 0:
             kept.update(map(id, group["params"]))
     mixers = [block.mixer for block in network.blocks]
@@ -57,7 +62,7 @@ def test_centres_and_widths_have_no_weight_decay_and_all_else_has(name):
 def test_rates_of_their_own_go_by_name():
     recipe = tiny_speed_recipe()
     network = build_network(recipe, tiny_data())
-    optimizer = build_optimizer(recipe.optim, network, stem_epochs=1)
+    optimizer = build_optimizer(recipe, network)
     own = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     kinds = {
         "encoding.centres": (0.5, 0.0),
@@ -77,10 +82,12 @@ def test_rates_of_their_own_go_by_name():
 
 
 def test_epochs_of_a_stem_need_a_stem():
-    network = build_network(tiny_recipe(), tiny_data())
+    recipe = tiny_recipe()
+    network = build_network(recipe, tiny_data())
+    training = dataclasses.replace(recipe.training, stem_epochs=3)
     message = r"training\.stem_epochs must be left out where the network is no SpeedNet, but is 3"
     with pytest.raises(RecipeError, match=message):
-        build_optimizer(OptimRecipe(), network, stem_epochs=3)
+        build_optimizer(dataclasses.replace(recipe, training=training), network)
 
 
 def test_stem_whitens_the_training_images():
@@ -92,18 +99,20 @@ def test_stem_whitens_the_training_images():
 
 def test_sgd_and_adamw_take_their_options():
     network = build_network(tiny_recipe(), tiny_data())
-    sgd = build_optimizer(
-        OptimRecipe("sgd", learning_rate=0.3, momentum=0.8, nesterov=True), network
-    )
+    shared = {"learning_rate": 0.3, "momentum": 0.8}
+    sgd = build_optimizer(with_optim(**shared, nesterov=True), network)
     assert isinstance(sgd, torch.optim.SGD)
     assert [sgd.defaults[key] for key in ("lr", "momentum", "nesterov")] == [0.3, 0.8, True]
-    adamw = build_optimizer(OptimRecipe("adamw", learning_rate=0.3, momentum=0.8), network)
+    adamw = build_optimizer(with_optim(algorithm="adamw", **shared), network)
     assert isinstance(adamw, torch.optim.AdamW)
     assert [adamw.defaults[key] for key in ("lr", "betas")] == [0.3, (0.8, 0.999)]
 
 
 def test_images_are_those_that_the_recipe_names(tmp_path):
     assert load_data(DataRecipe("digits")).record == load_digits().record
+    held = load_digits().held_out(400)
+    for data in (None, load_digits()):
+        assert load_data(DataRecipe("digits", held_out=400), data).record == held.record
     with pytest.raises(DataError, match=r"CIFAR-10: there is no folder"):
         load_data(DataRecipe("cifar10", folder=str(tmp_path / "absent")))
 

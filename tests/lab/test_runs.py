@@ -55,7 +55,7 @@ def test_damaged_records_are_unreadable_with_the_reason(run, content, reason):
 def test_record_without_accuracy_is_unreadable(run):
     change_record(run, results={"test_loss": 1.0})
     (said,) = find_runs(run.parent).unreadable
-    assert said.endswith("the results have no test_accuracy: ['test_loss']")
+    assert said.endswith("the run measured no test images, but test_loss")
 
 
 def test_missing_folder_is_refused(tmp_path):

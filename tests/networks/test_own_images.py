@@ -19,8 +19,7 @@ from convattn.models import AttentionNet
 from convattn.networks import images as own_module
 from convattn.networks import load_network
 from convattn.networks.images import class_names, normalisation, preparation, require_own_images
-from convattn.networks.loading import LoadedNetwork
-from convattn.networks.pretrained import network_folder
+from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.viewer.exhibition import gather
 
 
@@ -93,11 +92,11 @@ def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_
 
 
 def test_images_of_cifar10_are_of_as_many_classes_as_the_limit_lets():
-    folder = network_folder("convattn:cifar10-small")
-    own = require_own_images(folder, "it", 12)
-    assert own.labels == tuple(sorted(own.labels, key=list(class_names(folder)).index))
+    loaded = load_with_source("convattn:cifar10-small")
+    own = require_own_images(loaded, "it", 12)
+    assert own.labels == tuple(sorted(own.labels, key=list(class_names(loaded.folder)).index))
     assert sorted(Counter(own.labels).values()) == [1] * 8 + [2] * 2
-    own = require_own_images(folder, "it", 100)
+    own = require_own_images(loaded, "it", 100)
     assert len(own.prepared) == len(own.names) == len(own.labels) == 20
     assert own.what == "the test set of CIFAR-10"
     assert class_names(None) == ()

@@ -4,10 +4,14 @@ from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
-from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    require_network,
+    require_packages_of,
+)
 from convattn.cli.output import Count, Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import require_packages
 
 
 def analyze(  # noqa: PLR0913 - the options of the command
@@ -60,9 +64,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     """
     require_network(source)
     require_images(images, source)
-    require_packages(
-        analyze=("matplotlib", "jinja2", *pictures_need(images)), **packages_of(source)
-    )
+    require_packages_of(source, analyze=("matplotlib", "jinja2", *pictures_need(images)))
     from convattn.files import new_folder
     from convattn.heads import CONTROLS
     from convattn.heads import analyze as measure
@@ -73,8 +75,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
     with new_folder(output, "--output") as folder:
         loaded = network.load(source)
         if images is None:
-            own = require_own_images(loaded.folder, source, limit)
-            opened, words = own.prepared.to(next(loaded.network.parameters())), own.what
+            own = require_own_images(loaded, source, limit)
+            opened, words = own.prepared, own.what
         else:
             opened = open_images(images, partial(preparation, loaded), limit=limit)
             words = images.resolve().name
@@ -103,7 +105,6 @@ def analyze(  # noqa: PLR0913 - the options of the command
         write_report(
             report, folder, source=source, images=words, drawn=loaded.drawn, shown=exhibition
         )
-    page = output / "index.html"
-    summary = f"{report.summary()}{note}\nwrote {output}; look at {page}"
+    summary = f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}"
     print_record(report, summary, json=json)
     return 0

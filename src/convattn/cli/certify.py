@@ -11,13 +11,13 @@ from convattn.cli.image_options import DEFAULT_IMAGES, ImageOptions
 from convattn.cli.network_options import (
     DEFAULTS,
     NetworkOptions,
-    packages_of,
     read_values,
     require_network,
+    require_packages_of,
 )
 from convattn.cli.output import print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be, require_packages
+from convattn.errors import ArgumentError, must_be
 
 
 def certify(  # noqa: PLR0913 - the options of the command
@@ -66,7 +66,7 @@ def certify(  # noqa: PLR0913 - the options of the command
     if not Path(other).exists():
         raise ArgumentError(f"there is no file or folder {other!r} to compare")
     require_network(original)
-    require_packages(**packages_of(original, other))
+    require_packages_of(original, other)
     images.check()
     options = read_values(option, "--option")
     from convattn.convert import certify as compare

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOptions
-from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    require_network,
+    require_packages_of,
+)
 from convattn.cli.output import Output, WholeNumber, print_record, require_absent
 from convattn.cli.threads import one_thread
-from convattn.errors import (
-    ArgumentError,
-    CheckpointError,
-    must_be,
-    require_packages,
-)
+from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.files import require_new_folder
 
 if TYPE_CHECKING:
@@ -96,13 +96,14 @@ def convert(  # noqa: PLR0913 - the options of the command
     holds_layer = _holds_layer(source)
     if holds_layer:
         of_network = {"--include": include, "--exclude": exclude, "--content": content}
-        of_network |= {**network.by_name(), **images.by_name()}
+        of_network |= network.by_name()
+        of_network |= {"--images": images.path, "--limit": images.limit, "--shape": images.shape}
         require_absent(of_network, f"is for a network, and {source} holds a single layer")
     else:
         images.check()
         options |= {"include": include or None, "exclude": exclude or None}
     require_new_folder(output, "--output")
-    require_packages(**packages_of(source))
+    require_packages_of(source)
     from convattn.convert.certificate import CLOSE
     from convattn.lab.html_pages import write_conversion
     from convattn.networks import save_network

@@ -40,7 +40,7 @@ def demo(*, output: OutputOrDefault = None) -> int:
     folder = output or first_free(Path("demo"))
     with new_folder(folder, "--output") as unfinished, one_thread():
         loaded = DEFAULTS.load(NETWORK)
-        images = require_own_images(loaded.folder, NETWORK, 20).prepared
+        images = require_own_images(loaded, NETWORK, 20).prepared
         convolutions, certificate = network_to_conv(loaded.network, images=images, borders="exact")
         save_network(convolutions, unfinished / "convolutions", certificate=certificate)
         report = analyze(loaded.network, images, controls=(), progress=False)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Count
+from convattn.cli.output import Count, Sizes
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
-from convattn.fields import Range, Text, read
 from convattn.wording import counted
 
 if TYPE_CHECKING:
@@ -44,11 +43,7 @@ class ImageOptions:
 
     path: Annotated[Path | None, Parameter(name="--images")] = None
     limit: Count | None = None
-    shape: str | None = None
-
-    def by_name(self) -> dict[str, object]:
-        """Returns the options by their names."""
-        return {"--images": self.path, "--limit": self.limit, "--shape": self.shape}
+    shape: Sizes | None = None
 
     def check(self) -> None:
         """Raises ArgumentError on a mistake in the options."""
@@ -57,38 +52,29 @@ class ImageOptions:
             raise ArgumentError(
                 "--shape cannot be given with --images or --limit: it asks for one image of random numbers"
             )
-        self._sizes()
 
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
         """Reads the images, takes those of the network's own test set, or draws one."""
-        from convattn.networks.images import draw_images, own_images
-        from convattn.viewer.exhibition import read_images
+        from convattn.networks.images import draw_images, own_images, read_images
 
         count, reason, images = self.limit or _COUNT, "", None
         if self.path is not None:
             images = read_images(self.path, loaded, count)
         elif self.shape is None:
             try:
-                images = own_images(loaded.folder, count)
+                images = own_images(loaded, count)
             except MissingDependencyError as missing:
                 reason = f", in place of test images: {missing}"
         if images is not None:
-            prepared = images.prepared.to(next(loaded.network.parameters()))
-            words = f"{counted(len(prepared), 'image')} of {images.what}"
-            return ComparisonImages(prepared, words, False)
+            words = f"{counted(len(images.prepared), 'image')} of {images.what}"
+            return ComparisonImages(images.prepared, words, False)
         if self.limit is not None:
             raise ArgumentError(
                 "--limit needs --images: it is the number of images to take from there"
             )
-        drawn = draw_images(loaded.network, self._sizes())
+        drawn = draw_images(loaded.network, self.shape)
         words = f"one standard normal image {tuple(drawn.shape)}, seed 0{reason}"
         return ComparisonImages(drawn, words, True)
-
-    def _sizes(self) -> tuple[int, ...] | None:
-        """Returns the sizes in `shape`."""
-        if self.shape is None:
-            return None
-        return read(tuple[Annotated[int, Range(1)], ...], Text(self.shape), "--shape")
 
 
 DEFAULT_IMAGES = ImageOptions()

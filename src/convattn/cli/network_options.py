@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Imports, Settings, key_values, require_absent
-from convattn.errors import ArgumentError, DeviceError, require_name, without_trace
-from convattn.fields import Text, read
+from convattn.cli.output import Imports, Numbers, Settings, key_values, require_absent
+from convattn.errors import (
+    ArgumentError,
+    DeviceError,
+    require_name,
+    require_packages,
+    without_trace,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,11 +25,11 @@ if TYPE_CHECKING:
 
 
 _MODULES = {
-    "timm": ("timm", ("timm", "torchvision")),
-    "torchvision": ("timm", ("torchvision",)),
-    "hf": ("hf", ("transformers",)),
+    "torchvision:": ("timm", ("torchvision",)),
+    "timm:": ("timm", ("timm", "torchvision")),
+    "hf:": ("hf", ("transformers",)),
 }
-"""The extra and the modules of the libraries that networks come from."""
+"""The extra and the modules of the libraries that networks come from; of one extra, the most modules last."""
 
 
 @Parameter(name="*")
@@ -56,8 +61,8 @@ class NetworkOptions:
     arguments: Settings = ()
     imports: Imports = ()
     no_verify: bool = False
-    mean: str | None = None
-    std: str | None = None
+    mean: Numbers = ()
+    std: Numbers = ()
     device: str = "cpu"
 
     def by_name(self) -> dict[str, object]:
@@ -75,25 +80,30 @@ class NetworkOptions:
         Options of weights are for networks that are built: a saved one refuses them, unless one `beside` it is built.
         """
         from convattn.encodings.registry import import_modules
+        from convattn.networks.loading import load_with_source
 
         options, saved = self, _is_saved(source)
         if saved and not all(map(_is_saved, beside)):
-            options = NetworkOptions(no_verify=self.no_verify, device=self.device)
+            options = DEFAULTS  # others are of the network that is built
         colours = options._colours()
         import_modules(self.imports)
-        loaded = options._load_folder(source) if saved else self._build(source)
+        if saved:
+            reason = f"is for a network of another library; {source} has its own"
+            require_absent(options.by_name(), reason)
+            loaded = load_with_source(source, verify=not self.no_verify)
+        else:
+            loaded = self._build(source)
         return loaded._replace(network=self._move(loaded.network), colours=colours)
 
     def _colours(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Reads the mean and the standard deviation of each channel."""
-        if self.mean is None and self.std is None:
+        """Returns the mean and the standard deviation of each channel, if they are given."""
+        mean, std = self.mean, self.std
+        if not mean and not std:
             return None
-        mean = read(tuple[float, ...], Text(self.mean or ""), "--mean")
-        std = read(tuple[float, ...], Text(self.std or ""), "--std")
         if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
             raise ArgumentError(
                 "--mean and --std must be one number (grey) or three (colours) each, such as 0.5,0.5,0.5, above 0 for"
-                f" --std, but are {self.mean} and {self.std}"
+                f" --std, but are {mean} and {std}"
             )
         return mean, std
 
@@ -104,15 +114,6 @@ class NetworkOptions:
         except (RuntimeError, AssertionError) as error:  # as torch refuses a device
             reason = without_trace(error)
             raise DeviceError(f"--device {self.device} cannot be used: {reason}") from None
-
-    def _load_folder(self, source: str) -> "LoadedNetwork":
-        """Loads a saved network; options for networks of other libraries are refused."""
-        from convattn.networks.loading import load_with_source
-        from convattn.networks.pretrained import network_folder
-
-        require_network(source)
-        require_absent(self.by_name(), f"is for a network of another library; {source} has its own")
-        return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":
         """Builds a network, with seed 0 where weights are drawn; exactly one option must say which weights it has."""
@@ -147,15 +148,15 @@ def require_network(source: str) -> None:
         )
 
 
-def packages_of(*sources: str) -> dict[str, tuple[str, ...]]:
-    """Returns the modules that networks of other libraries need, by the extra that brings them."""
-    needed = {}
-    for source in sources:
-        home = source.partition(":")[0]
-        if home in _MODULES and ":" in source:
-            extra, modules = _MODULES[home]
+def require_packages_of(*sources: str, **needed: Sequence[str]) -> None:
+    """Raises one MissingDependencyError for what networks of other libraries need, and for modules `needed` besides.
+
+    These are given by the extra that brings them.
+    """
+    for home, (extra, modules) in _MODULES.items():
+        if any(source.startswith(home) for source in sources):
             needed[extra] = modules
-    return needed
+    require_packages(**needed)
 
 
 def _is_saved(source: str) -> bool:

@@ -18,12 +18,15 @@ from convattn.record import Record
 
 
 def _read_as(hint: Any) -> Parameter:
-    """Returns what reads an option as fields of records are read; cyclopts alone would round 1.5 and not say so."""
+    """Returns what reads an option as fields of records are read; cyclopts alone would round 1.5 and not say so.
+
+    Items of a list are separated by commas.
+    """
 
     def convert(_: Any, tokens: Sequence[Any]) -> Any:
         return read(hint, Text(tokens[0].value))
 
-    return Parameter(converter=convert)
+    return Parameter(converter=convert, n_tokens=1)
 
 
 Output = Annotated[Path, Parameter(name=("--output", "-o"))]
@@ -32,6 +35,8 @@ Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
 Imports = Annotated[tuple[str, ...], Parameter(name="--import")]
 WholeNumber = Annotated[int, _read_as(int)]
 Count = Annotated[int, _read_as(Annotated[int, Range(1)])]
+Sizes = Annotated[tuple[int, ...], _read_as(tuple[Annotated[int, Range(1)], ...])]
+Numbers = Annotated[tuple[float, ...], _read_as(tuple[float, ...])]
 
 
 def first_free(path: Path, ending: str = "") -> Path:

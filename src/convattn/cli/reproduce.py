@@ -59,6 +59,8 @@ def reproduce(  # noqa: PLR0913 - the options of the command
         result = reproduction.reproduce(
             [target], runs, folder, scale=scale, data=data, tell=tell, yes=yes
         )
-    wrote = [f"wrote {folder / file}" for item in result.targets for file in item.files]
-    print_record(result, "\n".join([result.summary(), *wrote]), json=json)
+    lines = [result.summary()]
+    for item in result.targets:
+        lines += [f"wrote {folder / file}" for file in item.files]
+    print_record(result, "\n".join(lines), json=json)
     return 0 if result.complete else 1

@@ -14,11 +14,9 @@ def one_thread(small: bool = True) -> Iterator[None]:
 
     from convattn.lab.run_process import threads_given
 
-    if not small or threads_given() is not None:
-        yield
-        return
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if small and threads_given() is None:
+        torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -6,10 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
-from convattn.cli.network_options import DEFAULTS, NetworkOptions, packages_of, require_network
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    require_network,
+    require_packages_of,
+)
 from convattn.cli.output import Count, OutputOrDefault, first_free, print_record, say
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be, require_packages
+from convattn.errors import ArgumentError, must_be
 from convattn.files import require_writable
 from convattn.record import Record
 
@@ -83,7 +88,7 @@ def view(  # noqa: PLR0913 - the options of the command
     page = output or first_free(Path("view"), ".html")
     require_network(source)
     require_images(images, source)
-    require_packages(view=pictures_need(images), **packages_of(source, *compare))
+    require_packages_of(source, *compare, view=pictures_need(images))
     from convattn.viewer import write_page
     from convattn.viewer.exhibition import gather
 

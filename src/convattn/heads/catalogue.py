@@ -199,9 +199,11 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
 
 
 def layers_to_read(
-    model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None
-) -> set[nn.Module]:
-    """Returns the layers to read, perhaps none if `layers` names none.
+    model: nn.Module,
+    layers: str | Sequence[str] | None = None,
+    without: str | Sequence[str] | None = None,
+) -> dict[str, nn.Module]:
+    """Returns the layers to read by name, without names or patterns all that can be read, perhaps none.
 
     A name or pattern that matches no layer, or only refused ones, raises.
     """
@@ -213,9 +215,9 @@ def layers_to_read(
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):
             raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")
-    modules = set()
+    modules = {}
     for layer in every:
         named = matches([layer.name], wanted or ("*",)) and not matches([layer.name], unwanted)
         if named and layer.refused is None:
-            modules.add(model.get_submodule(layer.name))
+            modules[layer.name] = model.get_submodule(layer.name)
     return modules

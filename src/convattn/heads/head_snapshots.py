@@ -51,7 +51,8 @@ def read_heads(run: AnyPath) -> list[HeadSnapshot]:
         One snapshot for each layer at each moment recorded, by time and then by layer.
 
     Raises:
-        CheckpointError: The folder has no such file (as runs of networks without such heads), or it is damaged.
+        CheckpointError: The folder has no such file (as runs of networks without such heads), or it is damaged or
+            empty.
         MissingDependencyError: pyarrow is not installed.
     """
     path = Path(run) / HEADS
@@ -63,6 +64,8 @@ def read_heads(run: AnyPath) -> list[HeadSnapshot]:
     try:
         table = pa.parquet.read_table(path, page_checksum_verification=True)
         rows = table.select([*HEAD_COLUMNS]).cast(pa.schema(HEAD_COLUMNS)).to_pylist()
+        if not rows:
+            raise ValueError("it holds none")
         rows.sort(key=lambda row: (row["step"], row["layer"], row["head"]))
         moments = groupby(rows, key=lambda row: (row["epoch"], row["step"], row["layer"]))
         return [_snapshot(*moment, list(heads)) for moment, heads in moments]

@@ -175,7 +175,7 @@ class Watcher:
         _require_watchable(model)
         self.model = model
         self._devices = devices_of(model)
-        self._layers = layers_to_read(model, layers, without)
+        self._layers = set(layers_to_read(model, layers, without).values())
         # Attention is theirs, or that of a class that is not known, which is named by what holds it
         self._followed = {"", *(layer.name for layer in survey(model))}
         self._followed.update(name for name, part in model.named_modules() if [*part.children()])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from einops import rearrange
 
 from convattn.errors import DataError, optional_module
 from convattn.files import AnyPath
@@ -105,20 +104,15 @@ def _read_split(path: Path) -> ImageSplit:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if {**columns, **_COLUMNS} != columns:
-        expected = ", ".join(f"{name}: {kind}" for name, kind in _COLUMNS.items())
-        listed = ", ".join(f"{name}: {kind}" for name, kind in columns.items()) or "none"
-        raise DataError(f"{path}: expected the columns {expected}, but found {listed}")
+        raise DataError(f"{path}: expected the columns {_COLUMNS}, but found {columns}")
     if table.num_rows == 0:
         raise DataError(f"{path}: the file has no rows")
     encoded = table["img"].combine_chunks().field("bytes").to_pylist()
-    images = np.empty((len(encoded), *_SIZE, 3), dtype=np.uint8)
-    for number, item in enumerate(encoded):  # in one thread: so small an image is Python's work
-        images[number] = _decode(path, number, item)
-    pixels = rearrange(
-        torch.from_numpy(images), "images rows cols channels -> images channels rows cols"
-    )
+    # in one thread: so small an image is Python's work
+    pixels = np.stack([_decode(path, row, item) for row, item in enumerate(encoded)])
+    images = torch.from_numpy(pixels).movedim(-1, 1).contiguous()
     labels = torch.tensor(table["label"].fill_null(-1).to_pylist())  # -1 is refused with others
-    return ImageSplit(pixels.contiguous(), labels)
+    return ImageSplit(images, labels)
 
 
 def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:

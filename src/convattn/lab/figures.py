@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from convattn.errors import ArgumentError, must_be, optional_module
+from convattn.errors import ArgumentError, optional_module, require_name
 from convattn.files import AnyPath, new_file
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.wording import counted
@@ -50,14 +50,12 @@ _STYLE: dict[Any, Any] = {
 def figure_files(paths: Sequence[AnyPath], size: tuple[float, float]) -> Iterator[Any]:
     """Makes an empty figure of matplotlib, and writes it to all paths when the block ends, each whole or not at all.
 
-    `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
+    `size` is its width and height in inches. An ending that is not in `FORMATS` raises UnknownNameError, and
     MissingDependencyError says that matplotlib is not installed.
     """
     forms = {path: Path(path).suffix.removeprefix(".").lower() for path in paths}
     for path, form in forms.items():
-        if form not in FORMATS:
-            expected = f"a file that ends in {', '.join(FORMATS)}"
-            raise ArgumentError(must_be("path", expected, str(path)))
+        require_name(f"ending of the figure {path}:", form, FORMATS)
     matplotlib = optional_module("matplotlib.figure", "matplotlib", "analyze")
     with matplotlib.rc_context(_STYLE):
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from convattn.encodings import Encoding
-from convattn.heads.head_snapshots import HEAD_COLUMNS
 
 
 def shaped_encodings(network: nn.Module) -> list[Encoding]:
@@ -19,7 +18,7 @@ def shaped_encodings(network: nn.Module) -> list[Encoding]:
 class HeadTrace:
     """Centres and sharpness: a row for each head, recorded moment, and two-dimensional layer whose heads have them.
 
-    The columns are those of `convattn.heads.head_snapshots.HEAD_COLUMNS`.
+    A row has the columns of `convattn.heads.head_snapshots.HEAD_COLUMNS`.
 
     Example:
         >>> from convattn.models import AttentionNet
@@ -32,7 +31,7 @@ class HeadTrace:
     def __init__(self, network: nn.Module) -> None:
         encodings = shaped_encodings(network)
         self._encodings = [encoding for encoding in encodings if encoding.dims == 2]
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[tuple[float, ...]] = []
 
     def record(self, *, step: int, epoch: int) -> None:
         """Adds the present centres and sharpness of every head."""
@@ -46,5 +45,4 @@ class HeadTrace:
             places = centres.detach().cpu().double()
             numbers = torch.column_stack([places, sharpness, precisions])
             for head, values in enumerate(numbers.tolist()):
-                row = (step, epoch, layer, head, *values)
-                self.rows.append(dict(zip(HEAD_COLUMNS, row, strict=True)))
+                self.rows.append((step, epoch, layer, head, *values))

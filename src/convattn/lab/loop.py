@@ -1,6 +1,5 @@
 """Trains by a recipe: `train` runs all epochs and returns the record."""
 
-import random
 import re
 import sys
 import time
@@ -23,6 +22,7 @@ from convattn.lab.run_setup import load_data, require_for_run
 from convattn.lab.trainer import Trainer
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
+from convattn.random_numbers import keep_random_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -108,20 +108,19 @@ def train(
         if finished is not None:
             return finished
     revision = find_revision()
-    data = load_data(recipe.data) if data is None else data
-    if recipe.data.held_out is not None:
-        data = data.held_out(recipe.data.held_out)
+    data = load_data(recipe.data, data)
     accelerator = _start_accelerator(recipe.training.precision, trackers, output)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:
-        with _process_state_kept(accelerator.device):
+        with _process_state_kept():
             trainer = Trainer(recipe, data, accelerator)
             if folder is not None and resume:
                 folder.resume(trainer)
             elif folder is not None:
                 folder.begin(trainer)
-            _run_epochs(trainer, folder, checkpoint_every, progress=progress, tell=tell)
+            between = checkpoint_every or trainer.total_steps
+            _run_epochs(trainer, folder, between, progress=progress, tell=tell)
             record = _record(trainer, revision)
         if folder is not None and accelerator.is_main_process:
             folder.finish(trainer, record)
@@ -150,30 +149,23 @@ def _start_accelerator(
 
 
 @contextmanager
-def _process_state_kept(device: torch.device) -> Iterator[None]:
+def _process_state_kept() -> Iterator[None]:
     """Lets cuDNN time its algorithms, and restores the caller's setting and random numbers at the end.
 
-    With CUDA, those of every device, because seeding and loading a checkpoint change every device. Those of Python and
-    numpy are restored too: nothing here uses them, but accelerate saves and loads them.
+    Those of every device are restored, because seeding and loading a checkpoint change them all.
     """
-    import numpy as np
-
     benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-    devices = list(range(torch.cuda.device_count())) if device.type == "cuda" else []
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=devices):
+        with keep_random_state():
             yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 def _run_epochs(
     trainer: Trainer,
     folder: RunFolder | None,
-    checkpoint_every: int | None,
+    checkpoint_every: int,
     *,
     progress: bool,
     tell: Callable[[str], None] | None,
@@ -196,14 +188,13 @@ def _run_epochs(
     def after_step() -> None:
         nonlocal last_line
         bar.advance(task)
-        inside = trainer.step % trainer.steps_per_epoch != 0
-        now = time.monotonic()
-        if tell is not None and now - last_line >= _SILENCE:
-            last_line = now
-            done = trainer.step - trainer.epoch * trainer.steps_per_epoch
+        done = trainer.step % trainer.steps_per_epoch
+        if not done:  # the epoch, which ends, is told and saved with its results
+            return
+        if tell is not None and time.monotonic() - last_line >= _SILENCE:
+            last_line = time.monotonic()
             tell(f"epoch {trainer.epoch + 1}: {done} of {trainer.steps_per_epoch} steps")
-        due = checkpoint_every is not None and trainer.step % checkpoint_every == 0
-        if folder is not None and inside and due:
+        if folder is not None and trainer.step % checkpoint_every == 0:
             folder.save(trainer)
 
     with _tracked(accelerator, recipe), bar:

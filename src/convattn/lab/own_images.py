@@ -61,7 +61,7 @@ def load_folder(path: AnyPath, *, size: int = FOLDER_SIZE) -> ImageDataset:
             f"{splits[0]} must hold a folder of pictures for each of two or more classes, but has"
             f" {len(classes)} folders"
         )
-    pictures, labels, counts = [], [], []
+    pictures, labels, sizes = [], [], []
     for split in splits:
         for folder in _class_folders(split):
             if folder.name not in classes:
@@ -69,18 +69,13 @@ def load_folder(path: AnyPath, *, size: int = FOLDER_SIZE) -> ImageDataset:
             for file in picture_files(folder):
                 pictures.append(to_square(read_picture(file, keep_grey=True), size))
                 labels.append(classes.index(folder.name))
-        counts.append(len(labels))
+        sizes.append(len(labels) - sum(sizes))
     mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
     stacked = np.stack([np.array(picture.convert(mode)) for picture in pictures])
     images = torch.from_numpy(stacked).reshape(len(labels), size, size, -1).movedim(3, 1)
-    numbers, first = torch.tensor(labels), counts[0]
-    return dataset_from_tensors(
-        images[:first],
-        numbers[:first],
-        test=(images[first:], numbers[first:]) if len(splits) > 1 else None,
-        classes=classes,
-        name=f"folder {place.resolve().name}",
-    )
+    train, *tests = zip(images.split(sizes), torch.tensor(labels).split(sizes), strict=True)
+    name = f"folder {place.resolve().name}"
+    return dataset_from_tensors(*train, test=next(iter(tests), None), classes=classes, name=name)
 
 
 def _class_folders(place: Path) -> list[Path]:
@@ -165,10 +160,7 @@ def _split_by_class(split: ImageSplit) -> tuple[ImageSplit, ImageSplit]:
             raise DataError(f"class {label} has one image: it needs two, one of them to test")
         order = torch.randperm(len(rows), generator=generator)
         is_test[rows[order[: max(1, len(rows) // _TEST_SHARE)]]] = True
-    train, test = (
-        ImageSplit(split.images[rows], split.labels[rows]) for rows in (~is_test, is_test)
-    )
-    return train, test
+    return split.take(~is_test), split.take(is_test)
 
 
 def _mean_and_std(

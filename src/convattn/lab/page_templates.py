@@ -1,6 +1,6 @@
 """Fills the templates of the laboratory's pages, which are HTML or Markdown."""
 
-import base64
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ def fill_template(template: str, **contents: Any) -> str:
     """Fills a template in the folder of this file.
 
     Text in HTML is escaped. The filter `cell` makes a cell of a table in Markdown, `number` formats a number, and
-    `base64` is for pictures.
+    `base64` encodes a picture, as bytes.
     """
     jinja2 = optional_module("jinja2", "jinja2", "analyze")
     pages = jinja2.Environment(
@@ -24,8 +24,5 @@ def fill_template(template: str, **contents: Any) -> str:
         keep_trailing_newline=True,
     )
 
-    def as_base64(content: bytes) -> str:
-        return base64.b64encode(content).decode()
-
-    pages.filters |= {"cell": cell, "number": format, "base64": as_base64}
+    pages.filters |= {"cell": cell, "number": format, "base64": b64encode}
     return pages.get_template(template).render(**contents).lstrip()

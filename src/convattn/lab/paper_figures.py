@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, DataError, optional_module
 from convattn.files import AnyPath
-from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
+from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, read_heads
 from convattn.heads.mean_maps import mean_maps
 from convattn.lab.figures import COLOURS, draw_heads, figure_files
 from convattn.lab.paper_table import TABLE1
@@ -35,7 +35,7 @@ class Material:
 
     groups: RunGroups
     scale: str
-    folder: str | None = None  # Folder with the files of CIFAR-10, in place of the run's own
+    folder: AnyPath | None = None  # Folder with the files of CIFAR-10, in place of the run's own
     _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data
 
     def run_of(self, recipe: str) -> Run:
@@ -158,9 +158,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
                 problems.append(f"left out: {error}")
                 continue
             curves.append(np.array(points, dtype=float))
-            for point in points:
-                row = (recipe, run.record.seed, *point, str(run.folder))
-                rows.append(dict(zip(_CURVES, row, strict=True)))
+            rows += [(recipe, run.record.seed, *point, str(run.folder)) for point in points]
         if curves:
             panel = "further models" if published.paper_accuracy is None else "the paper's table 1"
             panels.setdefault(panel, {})[published.model] = curves
@@ -185,7 +183,7 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
     A network without a layer 4 shows its last layer, and a note says so.
     """
     run = material.run_of(recipe).folder
-    snapshots = _read_heads(run)
+    snapshots = read_heads(run)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
     layer = min(_LAYER, depth - 1)
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
@@ -205,7 +203,7 @@ def make_final_heads(
 ) -> list[str]:
     """Draws the heads of all layers at the end of training, and writes their centres; `what` is part of the title."""
     run = material.run_of(recipe).folder
-    snapshots = _read_heads(run)
+    snapshots = read_heads(run)
     last = snapshots[-1].step
     shown = [snapshot for snapshot in snapshots if snapshot.step == last]
     draw_heads(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
@@ -213,18 +211,12 @@ def make_final_heads(
     return []
 
 
-def _read_heads(run: Path) -> list[HeadSnapshot]:
-    snapshots = read_heads(run)
-    if not snapshots:
-        raise CheckpointError(f"{run / HEADS} holds no heads")
-    return snapshots
-
-
 def _write_heads(path: Path, run: Path, column: str, value: int) -> None:
     """Writes the rows of a run's heads that have a value in a column."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    shown = pa.parquet.read_table(run / HEADS, filters=[(column, "==", value)])
-    write_parquet(path, shown.to_pylist(), HEAD_COLUMNS)
+    filters = [(column, "==", value)]
+    shown = pa.parquet.read_table(run / HEADS, columns=[*HEAD_COLUMNS], filters=filters)
+    write_parquet(path, zip(*shown.to_pydict().values(), strict=True), HEAD_COLUMNS)
 
 
 _COLUMNS = {
@@ -308,7 +300,7 @@ def make_attention(
     layers = mean_attention(network, images, queries)
     title = material.title(name, what, recipe)
     attention_grid(figure_paths(folder, name), layers, queries, title=title, image=picture)
-    write_parquet(folder / f"{name}.parquet", list(_weights_of(layers, queries)), _COLUMNS)
+    write_parquet(folder / f"{name}.parquet", _weights_of(layers, queries), _COLUMNS)
     return notes
 
 
@@ -395,9 +387,9 @@ def _draw_image(
 
 def _weights_of(
     layers: Sequence[Float[np.ndarray, "queries _ rows cols"]], queries: Sequence[tuple[int, int]]
-) -> Iterator[dict[str, float]]:
+) -> Iterator[tuple[float, ...]]:
+    """Yields the rows of `_COLUMNS`."""
     for number, query in enumerate(queries):
         for layer, maps in enumerate(layers):
             for (head, row, col), weight in np.ndenumerate(maps[number]):
-                values = (layer, head, *query, row, col, float(weight))
-                yield dict(zip(_COLUMNS, values, strict=True))
+                yield layer, head, *query, row, col, float(weight)

@@ -2,8 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from convattn.errors import ConvAttnError
 from convattn.lab.page_templates import fill_template
@@ -13,8 +12,7 @@ from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
 
 
-@dataclass(frozen=True)
-class PublishedRow:
+class PublishedRow(NamedTuple):
     """A row of table 1, one of the paper's or one that the paper leaves open."""
 
     recipe: str  # Recipe that trains the row's network
@@ -82,7 +80,7 @@ def table_rows(groups: RunGroups) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _row(published: PublishedRow, group: RunGroup | None, problems: list[str]) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS) | asdict(published) | {"n": 0}
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | published._asdict() | {"n": 0}
     if group is None:
         return row
     records = [run.record for run in group.runs]

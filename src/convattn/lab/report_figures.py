@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from convattn.errors import optional_module
 from convattn.files import AnyPath
@@ -64,8 +65,7 @@ def head_grid(
         caption: What stands below; None says what the maps show.
 
     Raises:
-        ArgumentError: A file has another ending.
-        UnknownNameError: There is no such layer.
+        UnknownNameError: A file has another ending, or there is no such layer.
     """
     chosen = report.layers if layers is None else [report.layer(name) for name in layers]
     depths = {layer.name: depth for depth, layer in enumerate(report.layers, start=1)}
@@ -108,18 +108,18 @@ def _draw_heads(
     return image
 
 
-def _scale(maps: Sequence[np.ndarray]) -> Any:
+def _scale(maps: Float[np.ndarray, "heads rows cols"]) -> Any:
     """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
     matplotlib = optional_module("matplotlib.colors", "matplotlib", "analyze")
-    most = max(float(np.nanmax(weights)) for weights in maps)
-    return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
+    most = max(float(np.nanmax(maps)), 1e-12)
+    return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=most)
 
 
 _REACH = 5
 """Displacements along each axis that maps show at most."""
 
 
-def head_maps(layer: LayerReport) -> list[np.ndarray]:
+def head_maps(layer: LayerReport) -> Float[np.ndarray, "heads rows cols"]:
     """Returns the mean weight of each head at whole displacements near the query, which is in the middle.
 
     Displacements between go to the nearest. The maps are the smallest square that holds most of what the heads attend
@@ -139,12 +139,9 @@ def head_maps(layer: LayerReport) -> list[np.ndarray]:
     rows, cols = places.T
     count = np.zeros(places.max(axis=0) + 1)
     np.add.at(count, (rows, cols), 1)
-    maps = []
-    for kernel in kernels:
-        total = np.zeros_like(count)
-        np.add.at(total, (rows, cols), kernel[near])
-        maps.append(np.where(count > 0, total / np.maximum(count, 1), np.nan))
-    return maps
+    total = np.zeros((len(kernels), *count.shape))
+    np.add.at(np.moveaxis(total, 0, -1), (rows, cols), kernels[:, near].T)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def head_pictures(layer: LayerReport) -> list[bytes]:

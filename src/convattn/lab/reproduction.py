@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from convattn.errors import ConvAttnError, MissingDependencyError, require_name
 from convattn.files import AnyPath, new_folder, require_new_folder, write_atomically
@@ -106,8 +106,7 @@ def _make_table(material: Material, name: str, folder: Path) -> list[str]:
     return problems
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
+class Target(NamedTuple):
     """A table or a figure."""
 
     recipes: tuple[str, ...]  # Recipes whose runs it shows
@@ -192,9 +191,9 @@ def reproduce(
     """
     if "all" in targets:
         targets = list(TARGETS)
-    for kind, names, known in (("target", targets, TARGETS), ("scale", [scale], SCALES)):
-        for name in names:
-            require_name(kind, name, known)
+    for name in targets:
+        require_name("target", name, TARGETS)
+    require_name("scale", scale, SCALES)
     if data is not None:
         data_changes(data)  # raises unless it is a folder
     require_new_folder(output, "output")
@@ -203,8 +202,7 @@ def reproduce(
         _train_missing(targets, Path(runs), scale, data, tell, yes=yes)
     found = find_runs(runs)
     groups = group_runs(found.finished, scale)
-    images = None if data is None else str(data)
-    material = Material(groups, scale, images)
+    material = Material(groups, scale, data)
     missing = _missing(targets, groups)
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:

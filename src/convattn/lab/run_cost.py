@@ -17,6 +17,7 @@ from convattn.lab.recipe import Recipe, StartRecipe
 from convattn.lab.run_setup import build_network, build_optimizer, load_data
 from convattn.networks.datasets import ImageDataset
 from convattn.networks.pictures import normalise
+from convattn.random_numbers import keep_random_state
 
 _HOUR = 3600
 _FEW, _LONG = 16, 4.0
@@ -84,8 +85,6 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
 
     device = PartialState().device
     assert device is not None
-    if recipe.data.held_out is not None:
-        data = data.held_out(recipe.data.held_out)
     training, size = recipe.training, recipe.training.batch_size
     narrow = torch.float16 if training.precision == "fp16" else torch.bfloat16
     kept: dict[int, int] = {}
@@ -94,9 +93,9 @@ def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
         kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.random.fork_rng():
+    with keep_random_state():
         network = build_network(replace(recipe, start=StartRecipe()), data).to(device).train()
-        optimizer = build_optimizer(recipe.optim, network, stem_epochs=training.stem_epochs)
+        optimizer = build_optimizer(recipe, network)
         few = min(_FEW, size)
         for step, count in ((0, few), (1, few), (2, size)):
             images = normalise(data.train.images[:count], data.mean, data.std).to(device)

@@ -83,32 +83,25 @@ class Checkpoints:
 
     @contextmanager
     def _new(self, step: int, processes: int) -> Iterator[Path]:
-        """Yields a hidden folder for the checkpoint of a step, and moves it to its place when the block ends.
+        """Yields the folder of a step's checkpoint, which is in its place when the block ends.
 
-        All others but the newest before it are dropped. Those of later steps must be damaged, or the run would have
-        resumed there.
+        Then all others but the newest before it are dropped. Those of later steps must be damaged, or the run would
+        have resumed there.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(self.folder)
         place = self.folder / f"step-{step:08d}"
-        with (
-            hidden_folder(self.folder, place.name) as written,
-            hidden_folder(self.folder, "old") as old,
-        ):
+        with new_folder(place, replace=True) as written:
             yield written
             hashes = {}
             for path in sorted(written.rglob("*")):
                 if path.is_file():
                     path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps them private
                     hashes[str(path.relative_to(written))] = file_sha256(path)
-            manifest = {"step": step, "processes": processes, "files": hashes}
+            manifest = {"processes": processes, "files": hashes}
             write_atomically(written / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
-            others = self._newest_first()
-            earlier = [other for other in others if other.name < place.name]
-            for other in others:
-                if other not in earlier[: _NEWEST - 1]:
-                    os.replace(other, old / other.name)  # so that no process finds half of it
-            os.replace(written, place)
+        kept = [other for other in self._newest_first() if other <= place][:_NEWEST]
+        with hidden_folder(self.folder, "old") as old:
+            for other in {*self._newest_first()}.difference(kept):
+                os.replace(other, old / other.name)  # so that no process finds half of it
 
     def _newest_first(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"), reverse=True)

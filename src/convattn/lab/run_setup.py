@@ -2,10 +2,11 @@
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -79,17 +80,19 @@ def require_for_run(
         require_encoding(recipe.model.encoding)
 
 
-def load_data(recipe: DataRecipe) -> ImageDataset:
-    """Loads the images that a recipe names, on the CPU.
+def load_data(recipe: DataRecipe, data: ImageDataset | None = None) -> ImageDataset:
+    """Loads the images that a recipe names, or takes others, and holds out what it says, on the CPU.
 
     The folder of CIFAR-10 may also be given by the environment variable CONVATTN_CIFAR10, so that recipes need no local
     paths; without either, the files come from the Hub.
     """
-    if recipe.name == "digits":
-        return load_digits()
-    if recipe.name == "folder":
-        return load_folder(str(recipe.folder), size=recipe.size or FOLDER_SIZE)
-    return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
+    if data is None and recipe.name == "digits":
+        data = load_digits()
+    elif data is None and recipe.name == "folder":
+        data = load_folder(str(recipe.folder), size=recipe.size or FOLDER_SIZE)
+    elif data is None:
+        data = load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
+    return data if recipe.held_out is None else data.held_out(recipe.held_out)
 
 
 def data_changes(folder: AnyPath) -> dict[str, str]:
@@ -103,10 +106,10 @@ def data_changes(folder: AnyPath) -> dict[str, str]:
     return {"data.name": name, "data.folder": str(folder)}
 
 
-def load_data_of(record: RunRecord, folder: str | None = None) -> ImageDataset:
+def load_data_of(record: RunRecord, folder: AnyPath | None = None) -> ImageDataset:
     """Loads the images that a run was trained and tested on, on the CPU; a folder replaces the one that it names."""
     recipe = read(DataRecipe, record.recipe["data"])
-    return load_data(recipe if folder is None else replace(recipe, folder=folder))
+    return load_data(recipe if folder is None else replace(recipe, folder=str(folder)))
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:
@@ -179,54 +182,53 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
     return cast(Network, attention)
 
 
-_Settings = tuple[float, float, int | None]
-"""Rate, weight decay and epochs of a group of parameters."""
+class _Settings(NamedTuple):
+    """How a group of parameters learns."""
+
+    weight_decay: float
+    rate: float = 1.0  # Factor of the learning rate
+    epochs: int | None = None  # In which it learns; None for all
 
 
-def build_optimizer(
-    recipe: OptimRecipe, network: nn.Module, *, stem_epochs: int | None = None
-) -> torch.optim.Optimizer:
+def build_optimizer(recipe: Recipe, network: nn.Module) -> torch.optim.Optimizer:
     """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
-    Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for
-    `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
-    learns, "epochs".
+    Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for some epochs where
+    the recipe says so. Each group has its "rate" and "epochs", as in `_Settings`.
     """
+    optim, stem_epochs = recipe.optim, recipe.training.stem_epochs
     stem_bias = None
     if stem_epochs is not None:
         if not isinstance(network, SpeedNet):
             expectation = "left out where the network is no SpeedNet"
             raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
         stem_bias = network.stem.bias
-    members: dict[_Settings, list[nn.Parameter]] = {}
+    members = defaultdict[_Settings, list[nn.Parameter]](list)
     for path, parameter in network.named_parameters():
         if not parameter.requires_grad:
             continue
         place, _, name = path.rpartition(".")
-        settings = _settings(recipe, network.get_submodule(place), name)
+        settings = _settings(optim, network.get_submodule(place), name)
         if parameter is stem_bias:
-            settings = (1.0, recipe.weight_decay, stem_epochs)
-        members.setdefault(settings, []).append(parameter)
-    groups = []
-    for (rate, decay, epochs), parameters in members.items():
-        groups.append({"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs})
-    if recipe.algorithm == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
-    return torch.optim.SGD(
-        groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov
-    )
+            settings = settings._replace(epochs=stem_epochs)
+        members[settings].append(parameter)
+    groups = [{"params": part, **settings._asdict()} for settings, part in members.items()]
+    rate, momentum = optim.learning_rate, optim.momentum
+    if optim.algorithm == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, betas=(momentum, 0.999))
+    return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=optim.nesterov)
 
 
 def _settings(recipe: OptimRecipe, module: nn.Module, name: str) -> _Settings:
     """Returns the settings of a module's own parameter."""
     if isinstance(module, Encoding) and name == module.centre_argument:
-        return recipe.centre_rate, 0.0, None
+        return _Settings(0.0, recipe.centre_rate)
     if isinstance(module, Encoding) and name == module.width_parameter:
-        return recipe.sharpness_rate, 0.0, None
+        return _Settings(0.0, recipe.sharpness_rate)
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and name == "bias":
         rate = recipe.norm_bias_rate
-        return rate, recipe.weight_decay / rate, None
-    return 1.0, recipe.weight_decay, None
+        return _Settings(recipe.weight_decay / rate, rate)
+    return _Settings(recipe.weight_decay)
 
 
 def learning_rate_factor(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.files import AnyPath
@@ -66,8 +66,7 @@ class Run:
         return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
 
 
-@dataclass(frozen=True, eq=False)
-class RunGroup:
+class RunGroup(NamedTuple):
     """Runs of one recipe with the same settings and data, one for each seed."""
 
     runs: tuple[Run, ...]  # The runs, by seed
@@ -83,8 +82,7 @@ RunGroups: TypeAlias = Mapping[str, Sequence[RunGroup]]
 """By recipe, the best group first; none is empty."""
 
 
-@dataclass(frozen=True, eq=False)
-class RunListing:
+class RunListing(NamedTuple):
     """The runs in a folder."""
 
     finished: Sequence[Run]  # Runs with a record, by folder
@@ -155,13 +153,10 @@ def read_curve(folder: Path, measured: str = "test") -> list[tuple[int, float]]:
 
 def _read_run(folder: Path) -> Run:
     record = RunRecord.load(folder / _RECORD)
-    if record.measured != "test":
-        raise CheckpointError(
-            f"{folder / _RECORD}: the run measured held-out training images, not the test images"
-        )
     if "test_accuracy" not in record.results:
+        measured = ", ".join(record.results)
         raise CheckpointError(
-            f"{folder / _RECORD}: the results have no test_accuracy: {sorted(record.results)}"
+            f"{folder / _RECORD}: the run measured no test images, but {measured}"
         )
     return Run(folder, record)
 

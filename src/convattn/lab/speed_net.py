@@ -105,13 +105,9 @@ class SpeedNet(ImageClassifier):
         self.stem = _draw_stem(mixing, in_channels, patch)
         stages, channels = [], self.stem.out_channels
         for width in widths:
-            first = _mixer(
-                "attention" if mixing == "content" and not stages else mixing,
-                channels,
-                width,
-                sharpness,
-            )
-            stages.append(_Stage(first, _mixer(mixing, width, width, sharpness), width))
+            first = "attention" if mixing == "content" and not stages else mixing
+            mixer = _mixer(first, channels, width, sharpness)
+            stages.append(_Stage(mixer, _mixer(mixing, width, width, sharpness), width))
             channels = width
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(channels, num_classes, bias=False)
@@ -161,19 +157,13 @@ class SpeedNet(ImageClassifier):
 class _Stage(nn.Module):
     """Two mixing layers, the first of which also halves the image."""
 
-    def __init__(
-        self,
-        first: RelativeAttention | nn.Conv2d,
-        second: RelativeAttention | nn.Conv2d,
-        width: int,
-    ) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, width: int) -> None:
         super().__init__()
         self.first, self.second = first, second
-        self.first_norm, self.second_norm = (
-            nn.BatchNorm2d(width, momentum=_NORM_MOMENTUM) for _ in range(2)
-        )
-        for norm in (self.first_norm, self.second_norm):
+        norms = [nn.BatchNorm2d(width, momentum=_NORM_MOMENTUM) for _ in range(2)]
+        for norm in norms:
             norm.weight.requires_grad_(False)
+        self.first_norm, self.second_norm = norms
 
     def forward(
         self, x: Float[Tensor, "batch channels rows cols"]

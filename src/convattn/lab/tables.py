@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from convattn.errors import optional_module
 from convattn.files import new_file
@@ -27,11 +26,9 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write_parquet(
-    path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
-) -> None:
-    """Writes rows as a parquet file with checksums, whole or not at all; `columns` are dtypes by name."""
+def write_parquet(path: Path, rows: Iterable[Sequence[object]], columns: Mapping[str, str]) -> None:
+    """Writes one row or more as a parquet file with checksums, whole or not at all; `columns` are dtypes by name."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    table = pa.Table.from_pylist(list(rows), schema=pa.schema(columns))
+    table = pa.table([*zip(*rows, strict=True)], schema=pa.schema(columns))
     with new_file(path) as file:
         pa.parquet.write_table(table, file, write_page_checksum=True)

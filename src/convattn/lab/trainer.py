@@ -148,6 +148,8 @@ class Trainer:
         data: The images.
         accelerator: What places the network on devices and processes.
         network: The network in training.
+        steps_per_epoch: Full batches in an epoch.
+        total_steps: Steps of the whole run.
         step: Optimizer steps done.
         epoch: Epochs done.
         history: Numbers of each epoch done, by the names in ``metrics.jsonl``.
@@ -177,9 +179,7 @@ class Trainer:
         self.history: list[dict[str, float]] = []
         self.heads = HeadTrace(self.network)
         self.heads.record(step=0, epoch=0)
-        optimizer = build_optimizer(
-            recipe.optim, self.network, stem_epochs=recipe.training.stem_epochs
-        )
+        optimizer = build_optimizer(recipe, self.network)
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
         self._forward = self._prepared
         if recipe.training.compile:
@@ -187,6 +187,8 @@ class Trainer:
         self._batches = Batches(
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
+        self.steps_per_epoch = self._batches.per_epoch
+        self.total_steps = recipe.training.epochs * self.steps_per_epoch
         self.data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
@@ -201,16 +203,6 @@ class Trainer:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.resumed = 0
         self._began = time.perf_counter()  # the start, as if the run had never been interrupted
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Full batches in an epoch."""
-        return self._batches.per_epoch
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run."""
-        return self.recipe.training.epochs * self.steps_per_epoch
 
     @property
     def seconds(self) -> float:

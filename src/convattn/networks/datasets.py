@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from importlib import resources
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,10 @@ class ImageSplit:
         digest = hashlib.sha256(self.images.contiguous().cpu().numpy().tobytes())
         digest.update(self.labels.cpu().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
+
+    def take(self, rows: Any) -> "ImageSplit":
+        """Returns the images at an index of tensors: their numbers, or for each whether it is taken."""
+        return ImageSplit(self.images[rows], self.labels[rows])
 
     def to(self, device: torch.device | str) -> "ImageSplit":
         """Returns the split with both tensors on a device."""
@@ -109,10 +114,7 @@ class ImageDataset:
             len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED)
         )
         measured, learnt = order[:count], order[count:].sort().values
-        train, validation = (
-            ImageSplit(self.train.images[rows], self.train.labels[rows])
-            for rows in (learnt, measured)
-        )
+        train, validation = self.train.take(learnt), self.train.take(measured)
         record = replace(
             self.record,
             hashes={**self.record.hashes, "validation": validation.sha256()},
@@ -170,11 +172,11 @@ def load_digits() -> ImageDataset:
     optional_module("sklearn.model_selection", "scikit-learn", "train")
     levels, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = torch.from_numpy(levels).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
-    classes = torch.from_numpy(labels).to(torch.int64)
-    train_rows, test_rows = sklearn.model_selection.train_test_split(
-        np.arange(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
+    whole = ImageSplit(images, torch.from_numpy(labels).to(torch.int64))
+    both = sklearn.model_selection.train_test_split(
+        np.arange(len(whole)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
     )
-    train, test = (ImageSplit(images[rows], classes[rows]) for rows in (train_rows, test_rows))
+    train, test = map(whole.take, both)
     scaled = train.images.double() / 255
     record = DataRecord(
         name="digits",

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -261,22 +262,37 @@ def _read_array(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class OwnImages:
-    """A few test images of the data that a network was trained on."""
+    """Images for a network: a user's, or a few test images of the data that it was trained on."""
 
-    prepared: Float[Tensor, "images channels rows cols"]  # What the network takes
+    prepared: Float[Tensor, "images channels rows cols"]  # What the network takes, on its device
     names: tuple[str, ...]
-    labels: tuple[str, ...]  # What each shows
+    labels: tuple[str, ...]  # What each shows; () if unknown
     what: str  # Their source, in words
 
 
-def own_images(folder: Path | None, limit: int) -> OwnImages | None:
-    """Returns test images of the data that the network in a folder was trained on: of CIFAR-10, or digits.
+def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
+    """Reads the images at a path, prepared for a network; `open_images` says what they are."""
+    images = open_images(path, partial(preparation, loaded), limit=limit)
+    prepared = stack_images(images, path)
+    names = tuple(f"image {number + 1}" for number in range(len(prepared)))
+    if isinstance(images, Pictures):
+        names = images.names
+    return OwnImages(_as_input(prepared, loaded.network), names, (), path.resolve().name)
+
+
+def _as_input(images: Tensor, network: nn.Module) -> Tensor:
+    """Returns images on the device and in the dtype of a network."""
+    return images.to(next(network.parameters()))
+
+
+def own_images(loaded: LoadedNetwork, limit: int) -> OwnImages | None:
+    """Returns test images of the data that a network was trained on, of CIFAR-10 or digits, on its device.
 
     They are in the order of the test set; of CIFAR-10 there are two of each class, from as many classes as the limit
     lets. Returns None if the network was not trained on either, or its data are unknown. Raises MissingDependencyError
     if scikit-learn, which has the digits, or pillow is not installed.
     """
-    data = trained_on(folder)
+    data = trained_on(loaded.folder)
     if data == "cifar10":
         samples = load_samples()
         split, rows, mean, std = samples.split, samples.rows, CIFAR10_MEAN, CIFAR10_STD
@@ -290,17 +306,18 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
         what = "the test set of digits"
     else:
         return None
-    classes = class_names(folder)
+    classes = class_names(loaded.folder)
     labels = tuple(classes[label] for label in split.labels[places].tolist())
     names = tuple(f"test image {rows[place]}" for place in places)
-    return OwnImages(normalise(split.images[places], mean, std), names, labels, what)
+    prepared = normalise(split.images[places], mean, std)
+    return OwnImages(_as_input(prepared, loaded.network), names, labels, what)
 
 
-def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
+def require_own_images(loaded: LoadedNetwork, title: str, limit: int) -> OwnImages:
     """Returns `own_images`; raises ArgumentError, with the network's title, if its data are unknown."""
-    images = own_images(folder, limit)
+    images = own_images(loaded, limit)
     if images is None:
-        data = trained_on(folder)
+        data = trained_on(loaded.folder)
         instead = "" if data is None else f", but on {data}"
         raise ArgumentError(
             f"images must be given: {title} is not known to be trained on CIFAR-10 or digits{instead}"

@@ -199,23 +199,23 @@ class _Network:
             features = program.places.get(call.name) if program else None
             if features is None:
                 features = Place.covering(self.exhibit.size, call.size)
-            queries, keys = _own_places(module, axes, features)
+            keys = _own_keys(module, features)
+            among_keys = position["queries"]
+            queries = keys.among(among_keys["first"], among_keys["stride"])
             grid = [len(axis.queries) for axis in axes]
             key_grid = [axis.keys for axis in axes]
+            heads, pattern, prefix = module.num_heads, "global", []
         else:
             assert maps is not None
-            lattice = maps.lattice
-            grid, key_grid = list(maps.layout.grid), lattice.grid
+            layout, lattice = maps.layout, maps.lattice
+            grid, key_grid = list(layout.grid), lattice.grid
             queries = Place.covering(self.exhibit.size, grid)
             keys = queries.among(lattice.first, lattice.step)
-        if maps is None:
-            assert isinstance(module, RelativeAttention)
-            heads, pattern, normalised, prefix = module.num_heads, "global", True, []
-            attention = position
-        else:
-            heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
-            prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
-            attention = maps.describe(key, position)
+            heads, pattern = maps.heads, layout.pattern
+            prefix = prefix_names(self.exhibit.network, int(layout.key_prefix.sum()))
+        normalised, attention = True, position
+        if maps is not None:
+            normalised, attention = maps.normalised, maps.describe(key, position)
         return {
             "name": call.name,
             "number": number + 1,
@@ -268,16 +268,11 @@ def _describe_input(exhibit: Exhibit) -> dict[str, Any] | None:
     return {"rows": rows, "cols": cols, "mean": list(exhibit.mean), "std": list(exhibit.std)}
 
 
-def _own_places(
-    module: RelativeAttention, axes: tuple[Axis, ...], features: Place
-) -> tuple[Place, Place]:
-    """Returns where queries and keys of a layer of this library lie, given where its features lie."""
+def _own_keys(module: RelativeAttention, features: Place) -> Place:
+    """Returns where the keys of a layer of this library lie, given where its features lie."""
     before = np.array([pair[0] for pair in module.geometry.padding])
     spread = np.array(module.geometry.input_dilation)
-    keys = features.among(-before / spread, 1 / spread)
-    starts = [axis.queries.start for axis in axes]
-    steps = [axis.queries.step for axis in axes]
-    return keys.among(starts, steps), keys
+    return features.among(-before / spread, 1 / spread)
 
 
 def prefix_names(network: nn.Module, count: int) -> list[str]:

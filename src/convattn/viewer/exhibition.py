@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +12,24 @@ from torch import Tensor, nn
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.heads.analysis import analyze
+from convattn.heads.catalogue import layers_to_read
 from convattn.heads.head_report import HeadReport, read_report
 from convattn.heads.head_snapshots import HEADS, read_heads
 from convattn.layers import RelativeAttention
 from convattn.networks import create_network
 from convattn.networks.images import (
     OwnImages,
-    Pictures,
     class_names,
     normalisation,
-    open_images,
-    preparation,
+    read_images,
     require_own_images,
-    stack_images,
     trained_on,
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
-from convattn.viewer.image_maps import is_positional, shown_layers
+from convattn.viewer.image_maps import is_positional
 from convattn.viewer.scene import Scene
 from convattn.wording import some
 
@@ -42,8 +40,7 @@ _KERNEL_SIZE = 3
 """Default number of taps along each axis for heads that are not hard."""
 
 
-@dataclass(frozen=True, eq=False)
-class Exhibition:
+class Exhibition(NamedTuple):
     """Networks on the same images."""
 
     exhibits: tuple[Exhibit, ...]
@@ -93,9 +90,9 @@ def gather(  # noqa: PLR0913 - what the command of the page takes
     name = "trained" if loaded.folder else "network"
     first = _exhibit(source, loaded, pictures, name)
     if layers:
-        first = replace(first, layers=tuple(shown_layers(loaded.network, layers)))
+        first = replace(first, layers=tuple(layers_to_read(loaded.network, layers)))
     exhibits = []
-    if shown_layers(loaded.network) or not compare:
+    if layers_to_read(loaded.network) or not compare:
         exhibits.append(first)
     for copy in compare:
         tell(f"making what stands beside it: {copy}")
@@ -133,21 +130,8 @@ def _title(source: str) -> str:
 def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | None) -> OwnImages:
     """Reads and prepares images: those at a path, or the network's own."""
     if path is None:
-        images = require_own_images(loaded.folder, _title(source), limit or _OWN_LIMIT)
-    else:
-        images = read_images(path, loaded, limit or _LIMIT)
-    prepared = images.prepared.to(next(loaded.network.parameters()))
-    return replace(images, prepared=prepared)
-
-
-def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
-    """Reads the images at a path, prepared for a network."""
-    images = open_images(path, partial(preparation, loaded), limit=limit)
-    prepared = stack_images(images, path)
-    names = tuple(f"image {number + 1}" for number in range(len(prepared)))
-    if isinstance(images, Pictures):
-        names = images.names
-    return OwnImages(prepared, names, (), path.resolve().name)
+        return require_own_images(loaded, _title(source), limit or _OWN_LIMIT)
+    return read_images(path, loaded, limit or _LIMIT)
 
 
 def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str) -> Exhibit:
@@ -172,7 +156,7 @@ def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str)
 
 def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
     """Shows of another network the layers that are shown of the first if it has them, else all."""
-    classes, readable = other.classes or first.classes, shown_layers(other.network)
+    classes, readable = other.classes or first.classes, layers_to_read(other.network)
     missing = [name for name in first.layers or () if name not in readable]
     if not missing:
         return replace(other, classes=classes, layers=first.layers)
@@ -185,7 +169,7 @@ def _measured(first: Exhibit) -> HeadReport | None:
 
     Heads of displacement need none: the page knows their scores. One image alone tells nothing of content.
     """
-    shown = shown_layers(first.network, first.layers).items()
+    shown = layers_to_read(first.network, first.layers).items()
     names = [name for name, module in shown if not is_positional(module)]
     if not names or len(first.images) == 1:
         return None
@@ -249,7 +233,7 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
     `kernel_size` is the number of taps along each axis; None keeps the taps of hard heads, and gives three to others.
     """
-    network, images, readable = first.network, first.images, tuple(shown_layers(first.network))
+    network, images, readable = first.network, first.images, tuple(layers_to_read(first.network))
     convolutions, note = network, "Its convolutions as attention: every head is one tap."
     if _own_layers(network):
         convolutions, size = _as_convolutions(network, images, kernel_size)

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from convattn.convert.surgery import names_by_module
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.functional import attention_weights, pad_keys
 from convattn.functional.reference import scores_of_images
@@ -23,22 +22,19 @@ from convattn.viewer.lattice import key_lattice
 from convattn.viewer.scene import SceneTensors
 
 
-class Rows(NamedTuple):
-    """Rows of weights in bytes: weight = low + level / 255 · scale."""
+def encode_rows(
+    weights: Float[Tensor, "*rows keys"],
+) -> tuple[UInt8[Tensor, "*rows keys"], Float[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """Encodes rows of weights in bytes, levels: weight = low + level / 255 · scale. NaN counts as 0.
 
-    levels: UInt8[Tensor, "groups heads queries keys"]
-    scales: Float[Tensor, "groups heads queries"]
-    lows: Float[Tensor, "groups heads queries"]  # At most 0
-
-
-def encode_rows(weights: Float[Tensor, "*rows keys"]) -> Rows:
-    """Encodes rows of weights; the error of a weight is at most 1/510 of the row's range. NaN counts as 0."""
+    Returns levels, scales and lows, which are at most 0. The error of a weight is at most 1/510 of the row's range.
+    """
     weights = torch.nan_to_num(weights.float())
     lows = weights.amin(-1).clamp(max=0)
     scales = weights.amax(-1) - lows
     unit = torch.where(scales > 0, scales, 1)[..., None]
     levels = ((weights - lows[..., None]) / unit * 255).round().to(torch.uint8)
-    return Rows(levels, scales, lows)
+    return levels, scales, lows
 
 
 class LayerCall(NamedTuple):
@@ -59,15 +55,6 @@ def is_positional(module: nn.Module) -> bool:
     return isinstance(module, RelativeAttention) and module.content is None
 
 
-def shown_layers(
-    network: nn.Module, layers: str | Sequence[str] | None = None
-) -> dict[str, nn.Module]:
-    """Returns the attention layers of these names or patterns by name; without any, all that can be read."""
-    chosen = layers_to_read(network, layers, None)
-    modules = names_by_module(network).items()
-    return {names[0]: module for module, names in modules if module in chosen}
-
-
 def read_layers(
     network: nn.Module,
     image: Float[Tensor, "1 *sizes"],
@@ -81,7 +68,7 @@ def read_layers(
     would fill the memory, and the page computes them. Without `layers` all are read, and a network in which another
     module attends is refused.
     """
-    shown = shown_layers(network, layers)
+    shown = layers_to_read(network, layers)
     inputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
@@ -107,8 +94,8 @@ def read_layers(
         for name, module in shown.items():
             if isinstance(module, RelativeAttention):
                 require_image_grid(name, module.dims)
-                hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
-                hooks.callback(hook.remove)
+                note = partial(note_input, name)
+                hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
         watch(network, image, read, layers=layers, without=positional or None)
     if not calls:
         raise ArgumentError(
@@ -163,11 +150,11 @@ class LayerMaps:
         """Adds the weights on an image, or their mean."""
         for part, weights in parts.items():
             wide = weights.float().cpu()
-            rows = encode_rows(wide)
+            levels, scales, lows = encode_rows(wide)
             name = f"maps/{self._number}/{part}/{image}"
-            self._tensors.keep(f"{name}/levels", rows.levels)
-            self._tensors.keep(f"{name}/scales", rows.scales)
-            self._lows[f"{name}/lows"] = rows.lows
+            self._tensors.keep(f"{name}/levels", levels)
+            self._tensors.keep(f"{name}/scales", scales)
+            self._lows[f"{name}/lows"] = lows
             self._sums[part] = wide + self._sums.get(part, 0)
         self._images.append(image)
 

@@ -1,6 +1,6 @@
 """A network as a list of operations, which the page runs from the picture to the class scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,12 @@ class Program:
         self._place = Place(np.zeros(2), np.ones(2))
 
     def collect(self, key: str, tensors: SceneTensors) -> list[dict[str, Any]]:
-        """Returns the operations, with the names of their tensors in the scene."""
-        operations = []
+        """Puts the tensors of the operations into the scene, and returns the operations with their names."""
         for number, operation in enumerate(self._operations):
-            described = dict(operation)
             for name, value in operation.items():
                 if isinstance(value, Tensor):
-                    described[name] = tensors.add(f"{key}/program/{number}/{name}", value)
-            operations.append(described)
-        return operations
+                    operation[name] = tensors.add(f"{key}/program/{number}/{name}", value)
+        return self._operations
 
     def add(self, op: str, **entries: Any) -> None:
         """Adds an operation; tensors among its entries go into the scene."""
@@ -46,38 +43,22 @@ class Program:
             self.places[name] = self._place
             self.add("attention", layer=self._numbers[name])
         elif type(module) is nn.Conv2d and _is_centred(module):
-            assert not isinstance(module.padding, str)
-            self.convolve(
-                module.weight,
-                module.bias,
-                dilation=module.dilation,
-                groups=module.groups,
-                padding=module.padding,
-                mode=module.padding_mode,
-            )
+            self.convolve(module)
         else:
             raise _UnknownPartError(module)
 
-    def convolve(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        step: int = 1,
-        dilation: Sequence[int] = (1, 1),
-        groups: int = 1,
-        padding: Sequence[int] = (0, 0),
-        mode: str = "zeros",
-    ) -> None:
-        """Adds a convolution."""
+    def convolve(self, layer: nn.Conv2d) -> None:
+        """Adds a convolution that is padded by so many pixels."""
+        assert not isinstance(layer.padding, str)
+        pairs = [[size, size] for size in layer.padding]
         self.add(
             "convolve",
-            stride=[step, step],
-            dilation=list(dilation),
-            groups=groups,
-            padding={"pairs": [[size, size] for size in padding], "mode": mode, "spread": [1, 1]},
-            weight=weight,
-            bias=bias,
+            stride=list(layer.stride),
+            dilation=list(layer.dilation),
+            groups=layer.groups,
+            padding={"pairs": pairs, "mode": layer.padding_mode, "spread": [1, 1]},
+            weight=layer.weight,
+            bias=layer.bias,
         )
 
     def lie_among(self, first: float, step: int = 1) -> None:
@@ -88,9 +69,8 @@ class Program:
         """Adds a batch normalisation with its running statistics, computed in float64 and rounded once."""
         if isinstance(norm, nn.Identity):
             return
-        if type(norm) is not nn.BatchNorm2d:
-            raise _UnknownPartError(norm)
-        if norm.running_mean is None or norm.running_var is None:
+        is_known = type(norm) is nn.BatchNorm2d
+        if not is_known or norm.running_mean is None or norm.running_var is None:
             raise _UnknownPartError(norm)
         scale = 1 / (norm.running_var.double() + norm.eps).sqrt()
         if norm.affine:
@@ -138,10 +118,8 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
 
     `numbers` are those of the attention layers of displacements by name.
     """
-    attention = set()
-    for name, part in network.named_modules():
-        if isinstance(part, RelativeAttention2d):
-            attention.add(name)
+    modules = network.named_modules()
+    attention = {name for name, part in modules if isinstance(part, RelativeAttention2d)}
     if attention != set(numbers):
         return None
     program = Program(numbers)
@@ -179,8 +157,11 @@ def _write_attention_net(network: AttentionNet, program: Program) -> None:
     embed, side = network.embed, network.patch
     if type(embed) is not nn.Linear:
         raise _UnknownPartError(embed)
-    weight = embed.weight.unflatten(1, (-1, side, side))
-    program.convolve(weight, embed.bias, step=side)
+    channels, width = network.in_channels, embed.out_features
+    patches = nn.Conv2d(channels, width, side, stride=side, device="meta")
+    patches.weight = nn.Parameter(embed.weight.view_as(patches.weight))
+    patches.bias = embed.bias
+    program.convolve(patches)
     program.lie_among((side - 1) / 2, side)
     for number, block in enumerate(network.blocks):
         assert isinstance(block, MixingBlock)

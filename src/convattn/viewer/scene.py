@@ -61,7 +61,7 @@ class SceneTensors:
         them a page would show something else than the network computes; −inf is the score of a key that is never looked
         at. `gaps` allows them. A scene that is too large raises SceneSizeError.
         """
-        compact = _compact(tensor.detach().cpu()).contiguous()
+        compact = _compact(tensor.detach().cpu())
         if compact.is_floating_point() and not gaps:
             wrong = compact.isnan() | compact.isposinf()
             if bool(wrong.any()):
