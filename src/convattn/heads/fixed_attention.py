@@ -152,7 +152,7 @@ class FixedAttention(nn.Module):
             return getattr(super().__getattr__("attention"), name)
 
     @torch.compiler.disable  # modes that see operations would be traced with them
-    def forward(self, *args: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **named: Any) -> Any:  # type: ignore[override]
         """Runs the layer; UnsupportedModelError unless it multiplies weights and values once."""
         products = []
 

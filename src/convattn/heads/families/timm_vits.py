@@ -26,7 +26,7 @@ def read_tokens(call: CallContext) -> Layout:
         if read is not None:
             return read(call, parent)
     network = call.parent("patch_embed").module
-    prefix = getattr(network, "num_prefix_tokens", None)
+    prefix: Any = getattr(network, "num_prefix_tokens", None)
     rows, cols = _grid(call)
     others = call.queries - rows * cols
     if call.keys == call.queries and 0 <= others != prefix:
