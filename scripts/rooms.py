@@ -19,25 +19,25 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 12_400,
-    "encodings": 8_300,
+    ROOT: 12_300,
+    "encodings": 8_100,
     "functional": 29_500,
     "layers": 7_000,
-    "convert": 33_500,
-    "models": 3_000,
-    "networks": 11_500,
-    "heads": 39_400,
-    "viewer": 10_500,
-    "cli": 7_200,
+    "convert": 33_000,
+    "models": 2_900,
+    "networks": 11_450,
+    "heads": 38_800,
+    "viewer": 10_100,
+    "cli": 7_000,
     "testing": 1_900,
-    "lab": 30_700,
+    "lab": 30_300,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
 OUTSIDE = {("tests",): 345_500, ("benchmarks", "evidence", "scripts"): 86_500}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 194_500
+TOTAL = 192_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""
