@@ -147,7 +147,7 @@ MISTAKES = {
     ),
     "no report": (
         f"{SMALL} --report missing.json",
-        "head report (the folder that `convattn analyze -o` makes): cannot read HeadReport from missing.json: ",
+        "head report (the folder that `convattn analyze -o` makes): cannot read a head report from missing.json: ",
     ),
     "another file": (
         f"{SMALL} --report full/mine",
