@@ -324,8 +324,9 @@ class Encoding(nn.Module, ABC):
 
     def _require_features(self, vectors: Tensor) -> Tensor:
         """Returns features; raises ArgumentError if there are none."""
-        expected = "one with features shared by all heads, for content–position scores"
-        require(vectors.shape[-1], "encoding", expected, type(self).__name__)
+        if not vectors.shape[-1]:
+            expected = "one with features shared by all heads, for content–position scores"
+            raise ArgumentError(must_be("encoding", expected, type(self).__name__))
         return vectors
 
     def _require_points(self, displacement: Tensor) -> None:
