@@ -275,6 +275,13 @@ class FramesOfOneHead(nn.Module):
         return (torch.softmax(x @ x.mT, -1) @ x)[:, 0]
 
 
+class Bare(nn.Module):
+    """A module that attends and holds no other."""
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
 REFUSED = {
     "more images than were given": (
         Frames,
@@ -297,6 +304,11 @@ REFUSED = {
         ),
         None,
         r"^0 \(.*\.Tokens\) attends with weights of 2 × 2 × 13 × 13, and its class is not known; say where its tokens",
+    ),
+    "an unknown class that holds no other module": (
+        lambda: nn.Sequential(Bare(), RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")),
+        None,
+        r"^0 \(.*\.Bare\) attends with weights of 2 × 13 × 13, and its class is not known; say where its tokens",
     ),
     "a layout of another size": (
         Tokens,

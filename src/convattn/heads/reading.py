@@ -178,7 +178,9 @@ class Watcher:
         self._layers = set(layers_to_read(model, layers, without).values())
         # Attention is theirs, or that of a class that is not known, which is named by what holds it
         self._followed = {"", *(layer.name for layer in survey(model))}
-        self._followed.update(name for name, part in model.named_modules() if [*part.children()])
+        for name, module in model.named_modules():
+            if [*module.children()] or not type(module).__module__.startswith("torch.nn."):
+                self._followed.add(name)
         self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
         self._paused = False  # While a layer is read, which may run modules again
