@@ -176,7 +176,7 @@ class Watcher:
         self.model = model
         self._devices = devices_of(model)
         self._layers = set(layers_to_read(model, layers, without).values())
-        # Attention is theirs, or that of a class that is not known, which is named by what holds it
+        # Attention is theirs, or that of a class that is not known; what torch itself made is named by its holder
         self._followed = {"", *(layer.name for layer in survey(model))}
         for name, module in model.named_modules():
             if [*module.children()] or not type(module).__module__.startswith("torch.nn."):
