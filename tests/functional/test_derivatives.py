@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from convattn.functional import separable_attention
+from convattn.functional import separable_attention, tiles
 from convattn.functional.fourier import filter_images
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
@@ -60,6 +60,18 @@ def test_transforms_have_second_derivatives(axes, groups):
         numbers(2, *(len(axis.queries) for axis in axes), seed=3),
     )
     assert holds(lambda *given: filter_images(*given, axes, groups), inputs)
+
+
+@pytest.mark.parametrize("many", [8, 0], ids=["channels between", "channels last"])
+@every_grid
+@every_group
+def test_tiles_have_second_derivatives(axes, groups, many, monkeypatch):
+    """Also with one channel in each group, where products are taken element by element."""
+    monkeypatch.setattr(tiles, "_MANY", many)
+    inputs = (*images_and_maps(axes, groups), *attention(axes))
+    assert holds(
+        lambda keys, maps, *weights: tiles.attention_in_tiles(weights, keys, maps, groups), inputs
+    )
 
 
 def test_no_gradient_goes_from_one_input_to_another_that_it_was_made_of():

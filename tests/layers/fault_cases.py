@@ -167,8 +167,8 @@ VALUES = [
         "separable",
         "W_h in half precision",
         SEPARABLE,
-        "functional.tiles:of_groups",
-        of_result(halved),
+        "functional.tiles:_Product.forward",
+        of_argument(2, halved),
     ),
     Fault(
         "separable",

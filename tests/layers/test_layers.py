@@ -77,6 +77,9 @@ def test_gradient_of_hard_heads_is_zero_by_definition(case):
 PIECE, LARGER = 260, 700
 """Bytes of a piece: of one head and image in two dimensions, and of four."""
 
+BETWEEN, LAST = 8, 0
+"""Channels for each pixel of a line above which channels lie last: more than images here have, and fewer."""
+
 SOFTER, SHARPER = ({"root_sharpness": torch.tensor(roots)} for roots in ([1.0, 3.0], [2.5, 8.0]))
 SHAPES = {"shape": torch.tensor([[[2.0, 0.4], [-0.2, 1.8]], [[8.0, 0.1], [0.2, 7.0]]])}
 ASIDE = {
@@ -99,18 +102,24 @@ class TestLargeImages(CaseContract):
     """The contract where images are cut into pieces and bands of keys are left out, which small ones are not.
 
     In place of large images the pieces are made small: few heads and images, and tiles of two queries, or of all,
-    wherever a key can be left out.
+    wherever a key can be left out. Channels lie between the axes, or last.
     """
 
     cases = PIECEWISE
-    pieces = ((PIECE, 2), (LARGER, 100), (PIECE, 100), (LARGER, 2))
+    pieces = (
+        (PIECE, 2, BETWEEN),
+        (LARGER, 100, BETWEEN),
+        (PIECE, 100, LAST),
+        (LARGER, 2, LAST),
+    )
 
     @pytest.fixture(autouse=True, params=pieces, ids=str)
     def _small_pieces(self, request, monkeypatch):
         make_pieces_small(monkeypatch, *request.param)
 
 
-def make_pieces_small(monkeypatch, piece=PIECE, queries=2):
+def make_pieces_small(monkeypatch, piece=PIECE, queries=2, many=BETWEEN):
+    monkeypatch.setattr(tiles, "_MANY", many)
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     monkeypatch.setattr(tiles, "_CACHE", piece)
     monkeypatch.setattr(tiles, "_SHORT", queries)
@@ -162,10 +171,13 @@ def gapped(tensor):
     return torch.cat([tensor, tensor], dim=1)[:, : tensor.shape[1]] if tensor.ndim > 3 else tensor
 
 
+@pytest.mark.parametrize("many", [BETWEEN, LAST])
 @pytest.mark.parametrize("other", [turned, gapped])
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
-def test_what_is_kept_for_gradients_may_come_back_with_other_strides(case, other, monkeypatch):
-    make_pieces_small(monkeypatch, LARGER)
+def test_what_is_kept_for_gradients_may_come_back_with_other_strides(
+    case, other, many, monkeypatch
+):
+    make_pieces_small(monkeypatch, LARGER, many=many)
     contract = CaseContract()
     contract.case = case
     layer, x = contract.made(), contract.images().requires_grad_()

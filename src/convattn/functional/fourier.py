@@ -306,10 +306,7 @@ def _survey(
     margins = []
     for axis in range(len(axes)):
         others = tuple(dim for dim in range(len(axes)) if dim != axis)
-        margin = exponential
-        if others:
-            margin = exponential.sum(others)
-        margins.append(margin)
+        margins.append(exponential.sum(others) if others else exponential)
     return total, energy < least * square.sum(), *margins
 
 

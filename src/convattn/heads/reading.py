@@ -179,7 +179,7 @@ class Watcher:
         # Attention is theirs, or that of a class that is not known; what torch itself made is named by its holder
         self._followed = {"", *(layer.name for layer in survey(model))}
         for name, module in model.named_modules():
-            if [*module.children()] or not type(module).__module__.startswith("torch.nn."):
+            if not type(module).__module__.startswith("torch.nn."):
                 self._followed.add(name)
         self._prove = prove
         self._strict = layers is None  # Whether attention in modules that are not known is refused
