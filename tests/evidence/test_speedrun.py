@@ -1,9 +1,11 @@
 """The page of the speed run: what it computes from the records of runs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import norm, ttest_rel
 
 from convattn.encodings import Quadratic
 from convattn.lab.speed_net import SpeedNet
@@ -20,6 +22,8 @@ from evidence.speedrun.centres import (
     taps_of_all,
 )
 from evidence.speedrun.operations import petaflops
+from evidence.studies import Study, TrainedRun
+from evidence.values import MIXINGS, finished, pairs_in_words
 
 
 def test_share_on_the_taps_is_that_of_the_layer():
@@ -105,3 +109,32 @@ def test_spread_centres_are_as_far_from_pixels_as_random_places() -> None:
     assert mean == pytest.approx(
         expected, abs=4 * 0.5**0.5 / np.sqrt(1000 * 36)
     )  # a distance is at most √½
+
+
+def runs_of(accuracies: dict[str, list[float]]) -> Study:
+    """Makes runs of networks with such accuracies, a seed each from 3 on."""
+    runs = {}
+    for label, of_seeds in accuracies.items():
+        runs[label] = {
+            seed: TrainedRun(Path(label), label, {"results": {"test_accuracy": one}}, [])
+            for seed, one in enumerate(of_seeds, 3)
+        }
+    return Study(runs)
+
+
+def test_the_rule_of_whole_pairs_is_for_ten_of_them() -> None:
+    """Ten seeds each: one network is ahead by its p times three, the other two are not told apart."""
+    numbers = np.random.default_rng(0).normal(0.8, 0.01, (3, 10))
+    numbers[1] -= 0.1
+    accuracies = dict(zip(MIXINGS, numbers.tolist(), strict=True))
+    soft, conv, hard = pairs_in_words(runs_of(accuracies)).split("); ")
+    assert soft.startswith("soft heads less convolutions +")
+    assert soft.endswith("ahead")
+    assert conv.startswith("hard heads less convolutions +")
+    assert hard.endswith("not resolved)")
+    p = min(ttest_rel(numbers[i], numbers[j]).pvalue for i, j in ((0, 1), (2, 1), (0, 2)))
+    assert f"p = {3 * p:.2g}" in soft + conv
+    accuracies["hard"].pop()
+    study = runs_of(accuracies)
+    assert pairs_in_words(study) == "9 of 10 have finished, and the rule is for all of them"
+    assert finished(study, 12)[2] == "not run"
