@@ -20,7 +20,9 @@ from evidence.speedrun.centres import (
     scattered,
     shuffled,
     taps_of_all,
+    taps_with_a_centre,
 )
+from evidence.speedrun.occupied_taps import occupy, place_heads
 from evidence.speedrun.operations import petaflops
 from evidence.studies import Study, TrainedRun
 from evidence.values import MIXINGS, finished, pairs_in_words
@@ -138,3 +140,27 @@ def test_the_rule_of_whole_pairs_is_for_ten_of_them() -> None:
     study = runs_of(accuracies)
     assert pairs_in_words(study) == "9 of 10 have finished, and the rule is for all of them"
     assert finished(study, 12)[2] == "not run"
+
+
+@pytest.mark.parametrize("taps", [3, 6, 9])
+def test_heads_stand_on_so_many_taps_at_the_same_distances(taps: int) -> None:
+    for seed in range(20):
+        places = occupy(taps, np.random.default_rng(seed))
+        assert taps_with_a_centre(places) == taps
+        lengths = np.sort(np.linalg.norm(places, axis=1))
+        assert lengths == pytest.approx([0, *[1] * 4, *[2**0.5] * 4])
+
+
+def test_layers_of_a_network_are_placed_apart_and_the_middle_head_copies() -> None:
+    torch.manual_seed(0)
+    network = SpeedNet("random-frozen", widths=[4, 6])
+    place_heads(network, 3, seed=1)
+    layers = [one for one in network.stages.modules() if isinstance(one, RelativeAttention2d)]
+    centres = [layer.encoding.centres.numpy() for layer in layers]
+    assert [taps_with_a_centre(one) for one in centres] == [3] * 4
+    assert not np.array_equal(centres[0], centres[1])
+    for layer, places in zip(layers, centres, strict=True):
+        middle = int(np.linalg.norm(places, axis=1).argmin())
+        copied = min(layer.in_channels, layer.out_channels)
+        weight = layer.values.weight[middle, :copied]
+        assert torch.equal(weight, torch.eye(*weight.shape))
