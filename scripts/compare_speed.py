@@ -1,8 +1,9 @@
 """Times layers and networks of two checkouts in turn, and prints how much longer the second takes.
 
-Use: python scripts/compare_speed.py BEFORE AFTER [--rounds 15] [--only TEXT …]. Each checkout has a process of its own,
-with one thread. In each round both run the same case once, and who is first alternates. A row gives the medians, and
-the median of the rounds' ratios with their quartiles.
+Use: python scripts/compare_speed.py BEFORE AFTER [--processes 5] [--rounds 5] [--only TEXT …]. Each checkout has some
+processes of its own, with one thread, because two processes of one checkout may differ by a tenth. In each round of a
+pair of processes both run the same case once, and who is first alternates. A row gives the medians over the pairs of
+their medians, of their ratios, and the lowest and highest ratio.
 """
 
 import argparse
@@ -148,31 +149,44 @@ def ask(process: subprocess.Popen[str], name: str) -> float:
     return float(answer)
 
 
+def timed(
+    case: Case, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]], rounds: int
+) -> tuple[float, float]:
+    """Returns the median seconds of a call in each of two processes, by turns."""
+    for process in pair:
+        ask(process, case.name)
+    seconds: dict[Any, list[float]] = {process: [] for process in pair}
+    for turn in range(rounds):
+        for process in pair if turn % 2 == 0 else pair[::-1]:
+            seconds[process].append(ask(process, case.name) / case.calls)
+    before, after = map(statistics.median, seconds.values())
+    return before, after
+
+
 def main() -> None:
     """Times all cases and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=5, help="processes of each checkout")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names of cases")
     options = parser.parse_args()
-    before, after = start(options.before), start(options.after)
-    print("| case | before, ms | after, ms | after / before | quartiles |\n|---|---|---|---|---|")  # noqa: T201
+    pairs = [(start(options.before), start(options.after)) for _ in range(options.processes)]
+    print("| case | before, ms | after, ms | after / before | lowest and highest |")  # noqa: T201
+    print("|---|---|---|---|---|")  # noqa: T201
     for case in cases():
         if not any(text in case.name for text in options.only):
             continue
-        for process in (before, after):
-            ask(process, case.name)
         old, new = [], []
-        for turn in range(options.rounds):
-            order = (before, after) if turn % 2 == 0 else (after, before)
-            seconds = {process: ask(process, case.name) for process in order}
-            old.append(1000 * seconds[before] / case.calls)
-            new.append(1000 * seconds[after] / case.calls)
-        ratios = [b / a for a, b in zip(old, new, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        for pair in pairs:
+            times = timed(case, pair, options.rounds)
+            old.append(1000 * times[0])
+            new.append(1000 * times[1])
+        ratios = [after / before for before, after in zip(old, new, strict=True)]
         times = f"{statistics.median(old):.2f} | {statistics.median(new):.2f}"
-        print(f"| {case.name} | {times} | {middle:.2f} | {low:.2f}, {high:.2f} |", flush=True)  # noqa: T201
+        limits = f"{min(ratios):.2f}, {max(ratios):.2f}"
+        print(f"| {case.name} | {times} | {statistics.median(ratios):.2f} | {limits} |", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
