@@ -64,6 +64,14 @@ def baddbmm(q, k, v, bias=None):
     )
 
 
+def baddbmm_out(q, k, v):
+    """Into memory that holds no numbers, with what is added left out."""
+    q, k, v = of_heads(q, k, v)
+    weights = torch.baddbmm(q.new_zeros(()), q, k.mT, alpha=SCALE).softmax(-1)
+    out = torch.full((*weights.shape[:2], v.shape[2]), torch.nan, dtype=v.dtype)
+    return joined(torch.baddbmm(out, weights, v, beta=0, out=out))
+
+
 def as_einsum(subscripts, scores="bqhd,bkhd->bhqk", dim=-1):
     def attend(q, k, v):
         weights = torch.softmax(einsum(scores, q, k) * SCALE, dim)
@@ -172,6 +180,7 @@ SPELLINGS = {
     "bmm": (bmm, {}),
     "baddbmm": (baddbmm, {}),
     "baddbmm with a bias": (baddbmm, {"bias": BIAS}),
+    "baddbmm into memory": (baddbmm_out, {}),
     "einsum bhqk,bhkd->bhqd": (as_einsum("bhqk,bhkd->bhqd"), {}),
     "einsum bhqk,bkhd->bqhd": (as_einsum("bhqk,bkhd->bqhd"), {}),
     "einsum bqhk,bkhd->bqhd": (as_einsum("bqhk,bkhd->bqhd", "bqhd,bkhd->bqhk"), {}),

@@ -59,14 +59,14 @@ class PiecewisePath(KeyPath):
 
     def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Attends as content does, without queries; the images are so many more channels."""
+        sizes = self.sizes
         values = keys.flatten(2).mT[:, None]
         if self.values_first:
             values = maps.values(keys)
         value = rearrange(values, "batch heads keys channels -> 1 heads keys (batch channels)")
-        nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
-        query = nothing[:, :, : self.sizes.queries]
-        key = nothing[:, :, : self.sizes.keys]
-        mask = Mask(self.sizes.axes, [self.table], ())
+        query = value.new_zeros(1, sizes.heads, sizes.queries, 0)
+        key = value.new_zeros(1, sizes.heads, sizes.keys, 0)
+        mask = Mask(sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         by_image = rearrange(
             means,

@@ -150,8 +150,11 @@ def _by_channel(
 ) -> Float[Tensor, "groups channels_per_group rows batch others"]:
     """Views contiguous images with their channels first."""
     batch, channels, rows = images.shape[:3]
-    sizes = (batch, groups, channels // groups, rows, prod(images.shape[3:]))
-    return images.contiguous().view(sizes).permute(1, 2, 3, 0, 4)
+    return (
+        images.contiguous()
+        .view(batch, groups, channels // groups, rows, prod(images.shape[3:]))
+        .permute(1, 2, 3, 0, 4)
+    )
 
 
 class Window(NamedTuple):

@@ -86,12 +86,13 @@ class Operations(TorchFunctionMode):
             self._traces[out] = _Trace(axis, allowed)
         elif sources:
             source = min(sources, key=lambda part: self._traces[part].axis is None)
-            return self._follow(func, args, named, out, source, nonzero)
+            return self._follow(func, name, args, named, out, source, nonzero)
         return out
 
     def _follow(
         self,
         func: Any,
+        name: str,
         args: tuple[Any, ...],
         named: Mapping[str, Any],
         out: Any,
@@ -105,7 +106,6 @@ class Operations(TorchFunctionMode):
         tensors = _tensors((args, named))
         axis = _given_axis(source, args, named)
         trace = self._traces[source]
-        name = getattr(func, "__name__", "")
         contraction = read_contraction(name, args, tensors)
         if name == "sum" and trace.factors and axis is not None:
             contraction = read_sum(trace.factors, axis)
@@ -199,10 +199,19 @@ def _axis_after(out: Tensor, source: Tensor, keys: int, reduced: int | None) -> 
 
 
 def _add_product(
-    added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+    added: Tensor,
+    left: Tensor,
+    right: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Computes what `baddbmm` and `addmm` do in two steps, of which the product is seen."""
-    return beta * added + alpha * torch.matmul(left, right)
+    y = alpha * torch.matmul(left, right)
+    if beta:  # else what is added may be anything
+        y = beta * added + y
+    return y if out is None else out.copy_(y)
 
 
 def _tensors(value: Any) -> list[Tensor]:
