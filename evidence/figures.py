@@ -60,10 +60,10 @@ def draw_errors(panel: Any) -> None:
 def draw_differences(panel: Any) -> None:
     """Draws every paired difference with its own 95 % t interval; those that Holm's rule resolves are filled."""
     names = []
-    for colour, (family, pairs) in zip(COLOURS, COMPARED.items(), strict=False):
-        runs = study(FOLDERS[family])
+    for colour, (family, folder) in zip(COLOURS, FOLDERS.items(), strict=False):
+        runs = study(folder)
         gap = compared(runs, family)
-        for one, other in pairs:
+        for one, other in COMPARED[family]:
             found = gap(one, other)
             style = {"color": colour, "linewidth": 1.5}
             panel.plot(t_interval(found.values), [len(names)] * 2, **style)
