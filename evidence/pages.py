@@ -33,7 +33,7 @@ from evidence.real_weights import page as real_weights
 from evidence.results import EVIDENCE, PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
 from evidence.speedrun import __main__ as speedrun
-from evidence.speedrun import centres, operations, stem
+from evidence.speedrun import centres, operations, plans, stem
 from evidence.studies import Study
 from evidence.sweep import page as sweep
 from evidence.trained_heads import page as trained_heads
@@ -46,6 +46,7 @@ WORDS = (
     centres,
     operations,
     paper_table,
+    plans,
     results,
     stem,
     studies,

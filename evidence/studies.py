@@ -116,6 +116,14 @@ def study(folder: str | Path) -> Study:
     return Study(runs)
 
 
+def unfinished(finished: int, needed: int) -> str | None:
+    """Says how many runs of a plan have finished, until they are as many as its rule is for."""
+    if finished >= needed:
+        return None
+    verb = "has" if finished == 1 else "have"
+    return f"{finished} of {needed} {verb} finished, and the rule is for all of them"
+
+
 def less(one: Sequence[float], other: Sequence[float]) -> list[float]:
     """Lists differences of two lists of fractions, in points."""
     return [100 * (a - b) for a, b in zip(one, other, strict=True)]

@@ -23,7 +23,7 @@ from convattn.models import AttentionNet
 from evidence.encodings import __main__ as encodings
 from evidence.results import EVIDENCE, ROOT
 from evidence.speedrun.operations import TRAIN_IMAGES
-from evidence.studies import Study, less, study
+from evidence.studies import Study, less
 
 
 def record(file: str) -> Any:
@@ -120,49 +120,6 @@ def after_the_fact(axes: Study, heads: Study) -> Callable[[str, str], Gap]:
     quadratic = heads.accuracy("heads-9")
     labels = ("short-sinusoids", "axial-table")
     return family({(label, "heads-9"): less(axes.accuracy(label), quadratic) for label in labels})
-
-
-MIXINGS = {"attention": "soft heads", "conv": "convolutions", "hard": "hard heads"}
-"""Networks of whole pairs at a quarter of the width, in words."""
-
-WHOLE_PAIRS = 10
-"""Pairs for which the plan's rule is."""
-
-
-def whole_pairs() -> Study:
-    """Reads the runs of pairs at a quarter of the width: three seeds, and those of the plan that have finished."""
-    before = study("speedrun/quarter/table")
-    planned = study("speedrun/pairs")
-    runs = {}
-    for label in MIXINGS:
-        runs[label] = before.runs[label] | planned.runs.get(label, {})
-    return Study(runs)
-
-
-def pairs_in_words(pairs: Study) -> str:
-    """Says how many pairs of each two networks have finished, and once all have, what the plan's rule says of them."""
-    count = len(pairs.seeds)
-    if count < WHOLE_PAIRS:
-        return f"{count} of {WHOLE_PAIRS} have finished, and the rule is for all of them"
-    gap = compared(pairs, "pairs")
-    found = []
-    for one, other in COMPARED["pairs"]:
-        found.append(f"{MIXINGS[one]} less {MIXINGS[other]} {gap(one, other)}")
-    return "; ".join(found)
-
-
-def every_seed(pairs: Study) -> list[int]:
-    """Lists the seeds of which a run has finished."""
-    return sorted(set().union(*pairs.runs.values()))
-
-
-def finished(pairs: Study, seed: int) -> list[str]:
-    """Words the accuracy of each network of a seed, or that its run has not finished."""
-    words = []
-    for label in MIXINGS:
-        run = pairs.runs[label].get(seed)
-        words.append("not run" if run is None else percent(run.results["test_accuracy"]))
-    return words
 
 
 def difference_table(

@@ -16,7 +16,7 @@ from convattn import load_network
 from convattn.heads import HeadSnapshot
 from evidence.results import EVIDENCE, ROOT
 from evidence.speedrun.operations import network_of, sides_of
-from evidence.studies import Layers, Study, TrainedRun
+from evidence.studies import Layers, Study, TrainedRun, unfinished
 
 DRAWS = 10_000
 """Draws of centres where runs are taken together; 1,000 elsewhere."""
@@ -318,9 +318,8 @@ def peaks_of_plan() -> dict[str, Layers]:
 
 def tables_in_words(runs: Collection[Layers]) -> str:
     """Says how many runs of the plan have finished, and what its rule says of them once all have."""
-    if len(runs) < SEEDS_OF_PLAN:
-        have = "have" if len(runs) != 1 else "has"
-        return f"{len(runs)} of {SEEDS_OF_PLAN} {have} finished, and the rule is for all of them"
+    if (words := unfinished(len(runs), SEEDS_OF_PLAN)) is not None:
+        return words
     first = [layers[0] for layers in runs]
     if beside_chance(first, draws=DRAWS, draw=shuffled) == "above chance":
         return "learned tables form the kernel in layer 1"

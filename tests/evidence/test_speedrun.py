@@ -24,8 +24,17 @@ from evidence.speedrun.centres import (
 )
 from evidence.speedrun.occupied_taps import occupy, place_heads
 from evidence.speedrun.operations import petaflops
+from evidence.speedrun.plans import (
+    CONVERTED,
+    MIXINGS,
+    TAPS,
+    accuracies_of,
+    converted_in_words,
+    eighteen_in_words,
+    occupied_in_words,
+    pairs_in_words,
+)
 from evidence.studies import Study, TrainedRun
-from evidence.values import MIXINGS, finished, pairs_in_words
 
 
 def test_share_on_the_taps_is_that_of_the_layer():
@@ -139,7 +148,66 @@ def test_the_rule_of_whole_pairs_is_for_ten_of_them() -> None:
     accuracies["hard"].pop()
     study = runs_of(accuracies)
     assert pairs_in_words(study) == "9 of 10 have finished, and the rule is for all of them"
-    assert finished(study, 12)[2] == "not run"
+    assert accuracies_of(study, 12)[2] == "not run"
+
+
+def around(middle: float, count: int, spread: float = 0.001) -> list[float]:
+    """Returns accuracies with this mean, half of them `spread` above it and half below but for the middle one."""
+    return [middle + spread * ((place % 2) * 2 - 1) for place in range(count // 2 * 2)] + [
+        middle
+    ] * (count % 2)
+
+
+@pytest.mark.parametrize(
+    ("middle", "words"),
+    [(0.9395, "is reached"), (0.9385, "is not shown to be reached"), (0.93, "is not shown to be")],
+)
+def test_the_rule_of_eighteen_epochs_takes_the_lower_limit_of_five(
+    middle: float, words: str
+) -> None:
+    """Limits of five with a deviation of 0.1 points are 0.124 points from their mean: 93.85 % is not enough."""
+    accuracies = around(middle, 5)
+    assert words in eighteen_in_words(runs_of({"speedrun": accuracies}))
+    assert eighteen_in_words(runs_of({"speedrun": accuracies[1:]})).startswith("4 of 5 have")
+    assert eighteen_in_words(Study({})).startswith("0 of 5 have")
+
+
+@pytest.mark.parametrize(
+    ("slope", "words"), [(0.004, "causes accuracy"), (0.0, "is not shown to"), (-0.004, "is not")]
+)
+def test_the_rule_of_covered_taps_takes_the_slope(slope: float, words: str) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.002, (3, 10))
+    accuracies = {
+        taps: (0.8 + slope * int(taps) + of_taps).tolist()
+        for taps, of_taps in zip(TAPS, noise, strict=True)
+    }
+    found = occupied_in_words(runs_of(accuracies))
+    assert words in found
+    slopes = [
+        np.polyfit([3, 6, 9], [accuracies[taps][seed] for taps in TAPS], 1)[0] for seed in range(10)
+    ]
+    assert f"{100 * np.mean(slopes):+.2f} points a tap".replace("-", "−") in found
+    del accuracies["6"]
+    assert occupied_in_words(runs_of(accuracies)).startswith("0 of 10 have")
+
+
+@pytest.mark.parametrize(
+    ("gain", "spread", "words"),
+    [
+        (0.01, 0.002, "is worth it"),
+        (0.001, 0.002, "is not worth it"),
+        (0.001, 0.02, "nothing is shown"),
+        (-0.01, 0.002, "nothing is shown"),
+    ],
+)
+def test_the_rule_of_converted_networks_knows_a_tight_null(
+    gain: float, spread: float, words: str
+) -> None:
+    """Deviations of 0.2 points have limits 0.15 points from the mean of ten, of 2 points ten times as far."""
+    conv = [0.8] * 10
+    gated = around(0.8 + gain, 10, spread)
+    accuracies = dict(zip(CONVERTED, (conv, around(0.8, 10), gated), strict=True))
+    assert converted_in_words(runs_of(accuracies)).endswith(words)
 
 
 @pytest.mark.parametrize("taps", [3, 6, 9])
