@@ -51,7 +51,9 @@ class Record:
             "schema_version": self.schema_version,
             **dataclasses.asdict(self),
         }
-        plain = json.loads(json.dumps(content), parse_constant=_in_words)
+        plain = json.loads(
+            json.dumps(content), parse_constant=lambda constant: repr(float(constant))
+        )
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -98,8 +100,3 @@ def is_json(value: object) -> bool:
         return json.loads(json.dumps(value)) == value
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def _in_words(constant: str) -> str:
-    """Returns "inf", "-inf" or "nan" for what Python writes in place of a number that JSON lacks."""
-    return repr(float(constant))

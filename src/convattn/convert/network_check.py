@@ -159,7 +159,7 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
     as_read = partial(_with_convolutions, network, convolutions)
     convolved = None
     if high is not None:
-        change = partial(as_read, _compute_in_float64)
+        change = partial(as_read, lambda conv, x: copy.deepcopy(conv).double()(x))
         convolved = run_in_float64(network, batches, notes, places, change)
     of_convolutions = []
     if not to_conv or (convolved is not None and dtype == torch.float64):
@@ -222,10 +222,6 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
 
 
 # --- The network of convolutions --------------------------------------------------------------------------------------
-
-
-def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
-    return copy.deepcopy(conv).double()(x)
 
 
 def _with_convolutions(

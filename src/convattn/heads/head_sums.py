@@ -48,13 +48,6 @@ class Pairs:
         """‖δ‖ of every displacement."""
         return self.displacements.norm(dim=1)
 
-    def by_displacement(
-        self, values: Float64[Tensor, "rows pairs"], bins: Int64[Tensor, "rows pairs"]
-    ) -> Float64[Tensor, "rows displacements"]:
-        """Adds up the values of each row that have the same displacement; `bins` are the numbers of theirs."""
-        total = values.new_zeros(len(values), len(self.counts) + 1)
-        return total.scatter_add_(1, bins, values)[:, :-1]
-
     def shared_out(
         self, logs: Float64[Tensor, " displacements"]
     ) -> Float64[Tensor, "groups rows cols"]:
@@ -243,10 +236,8 @@ def _by_displacement(
     members: Int64[Tensor, " images"],
 ) -> Float64[Tensor, "all_groups displacements"]:
     """Adds up the weights of each displacement over the images of each group."""
-    present, group_of_image = members.unique(return_inverse=True)
-    sums = weights.new_zeros(len(present), *weights.shape[1:])
-    sums.index_add_(0, group_of_image, weights)
-    values = sums.double().flatten(1)
-    total = values.new_zeros(GROUPS, len(pairs.counts))
-    total[present] = pairs.by_displacement(values, pairs.bins.flatten().expand_as(values))
-    return total
+    total = pairs.counts.new_zeros(GROUPS, len(pairs.counts) + 1)
+    for group in members.unique():
+        of_group = weights[members == group].sum(dim=0)
+        total[group].scatter_add_(0, pairs.bins.flatten(), of_group.double().flatten())
+    return total[:, :-1]

@@ -3,8 +3,9 @@
 Along the first axis of every tensor of a product images are outermost.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ EXCLUDED = -9e3
 """Scores and masks up to this exclude a pair: models add −∞, the lowest number, −1e9 or −1e4."""
 
 _SCORES_AT_ONCE = 2**19
-"""Scores that are computed at once, at least those of one entry of the first axis."""
+"""Scores that are computed at once, at least those of one query."""
 
 
 class Proof(NamedTuple):
@@ -149,20 +150,26 @@ def weights_of(
     k: Float[Tensor, "*lead keys width"],
     mask: Tensor | None,
 ) -> Float[Tensor, "*lead queries keys"]:
-    """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time, so that scores stay in the cache.
+    """Computes softmax(q kᵀ + mask) in pieces, so that scores stay in the cache.
 
     A query whose keys are all masked has weights 0.
     """
-    if q.ndim == 2:
-        return weights_of(q[None], k[None], mask)[0]
     weights = q.new_empty(*q.shape[:-1], k.shape[-2])
     if mask is not None:
         mask = mask.expand(weights.shape)
-    size = max(1, _SCORES_AT_ONCE // max(weights[:1].numel(), 1))
-    for first in range(0, len(weights), size):
-        part = slice(first, first + size)
-        scores = q[part] @ k[part].mT
+    for part in _pieces(weights.shape):
+        scores = q[part] @ k[part[: k.ndim - 2]].mT
         if mask is not None:
             scores += mask[part]
         torch.softmax(scores, -1, out=weights[part])
     return weights if mask is None else weights.nan_to_num_(0.0)
+
+
+def _pieces(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Yields places of a few scores: entries of the first axis but keys, or parts of one that has too many."""
+    size = _SCORES_AT_ONCE // max(prod(shape[1:]), 1)
+    for first in range(0, shape[0], max(size, 1)):
+        entries = slice(first, first + max(size, 1))
+        of_one = [()] if size or len(shape) == 2 else _pieces(shape[1:])
+        for part in of_one:
+            yield entries, *part

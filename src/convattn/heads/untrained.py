@@ -21,23 +21,18 @@ _INITIALISED = "_is_hf_initialized"
 """The base of transformers' networks, and the mark of weights that it does not draw again."""
 
 _TORCHVISION = "torchvision.models"
+_SMALL = (0.0, 0.02)
 _STARTS: dict[str, tuple[float, float]] = {
     f"{_TORCHVISION}.vision_transformer.VisionTransformer.class_token": (0, 0),
-    f"{_TORCHVISION}.vision_transformer.Encoder.pos_embedding": (0, 0.02),
-    f"{_TORCHVISION}.swin_transformer.ShiftedWindowAttention.relative_position_bias_table": (
-        0,
-        0.02,
-    ),
+    f"{_TORCHVISION}.vision_transformer.Encoder.pos_embedding": _SMALL,
+    f"{_TORCHVISION}.swin_transformer.ShiftedWindowAttention.relative_position_bias_table": _SMALL,
     f"{_TORCHVISION}.swin_transformer.ShiftedWindowAttentionV2.logit_scale": (math.log(10), 0),
-    f"{_TORCHVISION}.maxvit.RelativePositionalMultiHeadAttention.relative_position_bias_table": (
-        0,
-        0.02,
-    ),
-    "timm.models.convit.ConVit.cls_token": (0, 0.02),
-    "timm.models.convit.ConVit.pos_embed": (0, 0.02),
+    f"{_TORCHVISION}.maxvit.RelativePositionalMultiHeadAttention.relative_position_bias_table": _SMALL,
+    "timm.models.convit.ConVit.cls_token": _SMALL,
+    "timm.models.convit.ConVit.pos_embed": _SMALL,
     "timm.models.convit.GPSA.gating_param": (1, 0),
-    "timm.models.pit.PoolingVisionTransformer.cls_token": (0, 0.02),
-    "timm.models.pit.PoolingVisionTransformer.pos_embed": (0, 0.02),
+    "timm.models.pit.PoolingVisionTransformer.cls_token": _SMALL,
+    "timm.models.pit.PoolingVisionTransformer.pos_embed": _SMALL,
 }
 """Mean and deviation of what classes draw as they are made, for parameters that none of their methods draws."""
 
