@@ -109,14 +109,13 @@ class SameDraws(TorchDispatchMode):
             x, share, _ = args
             mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
             return x * mask.to(x.dtype) / (1 - share), mask.bool()
-        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
+        form = torch.contiguous_format
+        narrow, options = tree_map_only(
+            Tensor, lambda x: x.to(torch.float32, memory_format=form, copy=True), (args, kwargs)
+        )
         if operation in _FILLS:
             return args[0].copy_(func(*narrow, **options))
         dtype = kwargs.get("dtype") or getattr(args[0], "dtype", torch.get_default_dtype())
         if "dtype" in kwargs:
             options["dtype"] = torch.float32
         return func(*narrow, **options).to(dtype)
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)

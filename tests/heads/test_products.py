@@ -127,6 +127,27 @@ def test_nan_is_not_within_the_budget(parts):
     assert not proof.error <= proof.budget
 
 
+@pytest.mark.parametrize("name", masks())
+def test_a_proof_of_some_queries_is_of_rows_that_belong_together(name, monkeypatch):
+    """Of 2 × 3 × 7 × 11 scores about 100 are proved, which are those of every fifth query: 0 and 5."""
+    monkeypatch.setattr(products, "_SCORES_PROVED", 100)
+    draw = torch.Generator().manual_seed(1)
+    q = torch.randn(5, 3, QUERIES, 4, generator=draw)
+    k, v = torch.randn(2, 5, 3, KEYS, 4, generator=draw)
+    mask = masks()[name]
+    options = {"is_causal": True} if isinstance(mask, str) else {"attn_mask": mask}
+    out = functional.scaled_dot_product_attention(q, k, v, **options).nan_to_num()
+    product = fused_product(out, q, k, v, **options)
+    weights = product.weights()
+    proof = product.proof(weights, 2)
+    assert proof.error <= proof.budget
+    for query, found in ((0, True), (1, False), (5, True)):
+        wrong = weights.clone()
+        wrong[1, 2, query] = wrong[1, 2, query].flip(-1)
+        proof = product.proof(wrong, 2)
+        assert (proof.error > proof.budget) == found
+
+
 def layer_of(seed, dtype, far=1.0):
     torch.manual_seed(seed)
     layer = RelativeAttention2d(4, 5, num_heads=3, encoding="quadratic", content=True)

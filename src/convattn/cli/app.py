@@ -48,14 +48,13 @@ def new_app(name: str, summary: str | None) -> App:
         help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 3 different outputs, 130 interrupted.",
         version=__version__,
         help_format="markdown",
-        default_parameter=Parameter(negative="", show_default=_shown_default),
+        default_parameter=Parameter(
+            negative="",
+            # of a flag, and of an option that may be repeated, none is shown
+            show_default=lambda value: None if value is False or value == () else value,
+        ),
         suppress_keyboard_interrupt=False,
     )
-
-
-def _shown_default(value: object) -> object:
-    """Returns the default that help shows; a flag and an option that may be repeated show none."""
-    return None if value is False or value == () else value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

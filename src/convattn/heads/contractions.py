@@ -49,7 +49,8 @@ class Contraction(NamedTuple):
         of_axes = {name: sizes[name] for name in "".join(of_out)}
         return Product(
             out=_arranged(out, self.result, of_out, sizes),
-            inputs=(weights, _arranged(values, value_names, (*groups, keys, channels), sizes)),
+            by_query=(weights,),
+            by_key=(_arranged(values, value_names, (*groups, keys, channels), sizes),),
             compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
             weights=lambda: weights.detach().to(wide, copy=True),
             mask=mask,

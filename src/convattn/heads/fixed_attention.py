@@ -193,10 +193,10 @@ class FixedAttention(nn.Module):
             allowed = allowed & layout.allowed.to(out.device)
         if product.mask is not None:
             allowed = allowed & by_group(product.mask.expand(product.shape)).any(2)
-        values = by_group(product.inputs[-1])
+        values = by_group(product.by_key[-1])
         own = None  # unless the module computed weights, for each image, which it may return
-        if product.factor is None and 0 not in product.inputs[0].stride():
-            own = by_group(product.inputs[0].data)
+        if product.factor is None and 0 not in product.by_query[0].stride():
+            own = by_group(product.by_query[0].data)
         for part in self.fixed:
             assert isinstance(part, MappedHeads | DisplacedHeads)
             maps = part.maps(layout, attends=self._attends)

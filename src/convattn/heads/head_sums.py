@@ -238,6 +238,6 @@ def _by_displacement(
     """Adds up the weights of each displacement over the images of each group."""
     total = pairs.counts.new_zeros(GROUPS, len(pairs.counts) + 1)
     for group in members.unique():
-        of_group = weights[members == group].sum(dim=0)
-        total[group].scatter_add_(0, pairs.bins.flatten(), of_group.double().flatten())
+        of_group = weights[members == group].sum(dim=0).flatten().double()
+        total[group].scatter_add_(0, pairs.bins.flatten(), of_group)
     return total[:, :-1]

@@ -92,8 +92,8 @@ def fit_logs(
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
     largest = measured.amax(dim=1)
     bins = pairs.bins.flatten(0, 1)
-    keys = pairs.counts.new_zeros(len(bins), len(pairs.counts) + 1)
-    keys = keys.scatter_add_(1, bins, torch.ones_like(bins).double())[:, :-1]  # Of each query
+    none = pairs.counts.new_zeros(len(bins), len(pairs.counts) + 1)
+    keys = none.scatter_add(1, bins, torch.ones_like(bins).double())[:, :-1]  # Of each query
     weights = measured / pairs.counts
     rounds = 0
     while True:

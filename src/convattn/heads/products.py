@@ -21,15 +21,15 @@ _SCORES_AT_ONCE = 2**19
 """Scores that are computed at once, at least those of one query."""
 
 
+_SCORES_PROVED = 2**20
+"""Scores of an image of which a proof is; of more it takes queries that are evenly spaced."""
+
+
 class Proof(NamedTuple):
-    """Compares weights × values, and what the module computed, with the same in float64."""
+    """Compares weights × values, and what the module computed, with float64; both are 0 if that was not asked for."""
 
-    error: float  # The larger of both largest differences
-    budget: float  # What rounding explains
-
-
-UNPROVED = Proof(0.0, 0.0)
-"""Stands for a proof that was not asked for."""
+    error: float = 0.0  # The larger of both largest differences
+    budget: float = 0.0  # What rounding explains
 
 
 def prove(
@@ -63,12 +63,13 @@ class Product:
     """One product of weights and values."""
 
     out: Tensor  # What the module computed
-    inputs: tuple[Tensor, ...]  # What it was computed from; the last are the values
-    compute: Callable[..., Tensor]  # Computes the product from inputs, by another road
+    by_query: tuple[Tensor, ...]  # What it was computed from, a row for each query
+    by_key: tuple[Tensor, ...]  # And for each key; the last are the values
+    compute: Callable[..., Tensor]  # Computes the product from all of these, by another road
     weights: Callable[[], Tensor]  # Returns the weights, in at least float32
     mask: Tensor | None  # Which pairs count; None if all
     rounding: float  # How far a weight may be off, as a share of itself
-    factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
+    factor: float | None = None  # s of the scores s q kᵀ; None if it was computed from weights
     by_hand: bool = False  # Whether the weights are made of exponentials, and not of a softmax
     # Gives what stands in the place of `out` the axes in which the module computed it
     restore: Callable[[Tensor], Tensor] = lambda out: out
@@ -76,26 +77,28 @@ class Product:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the weights: leading axes, queries, keys."""
-        return (*self.inputs[0].shape[:-1], self.inputs[-1].shape[-2])
+        return (*self.by_query[0].shape[:-1], self.by_key[-1].shape[-2])
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
-        """Proves weights on the `first` entries of the first axis.
+        """Proves weights on the `first` entries of the first axis, at evenly spaced queries if there are many.
 
         Weights × values and the module's result have roundings of their own, so each is compared with float64.
         """
-        out = self.out[:first]
-        inputs = [part[:first] for part in self.inputs]
+        step = 1 + weights[:first].numel() // _SCORES_PROVED
+        some = (slice(first), ..., slice(None, None, step), slice(None))
+        out, weights = self.out[some], weights[some]
+        inputs = [part[some] for part in self.by_query] + [part[:first] for part in self.by_key]
 
         def low(*parts: Tensor) -> Tensor:
             return self.compute(*(part.to(out.dtype) for part in parts))
 
         doubles = [part.double() for part in inputs]
         exact = self.compute(*doubles)
-        product = weights[:first].double() @ doubles[-1]
+        product = weights.double() @ doubles[-1]
         lows = roundings(low, *inputs)
         floor: Tensor | float = 0.0
         if self.factor is not None:
-            floor = _score_roundings(weights[:first], self.factor, *doubles)
+            floor = _score_roundings(weights, self.factor, doubles[0], *doubles[-2:])
         return prove(exact, lows, product, out, floor=floor)
 
 
@@ -121,22 +124,23 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
     if is_causal:  # torch takes no other mask beside it
         attn_mask = q.new_full((q.shape[-2], k.shape[-2]), -torch.inf).triu(1)
     elif attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = q.new_zeros(attn_mask.shape).masked_fill_(~attn_mask, -torch.inf)
+        attn_mask = torch.where(attn_mask, 0.0, -torch.inf)
     wide = torch.promote_types(q.dtype, torch.float32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
 
-    def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = attn_mask
-        if mask is not None and mask.ndim == q.ndim:
-            mask = mask[: len(q)]
-        return weights_of(q * factor, k, mask) @ v
+    mask = () if attn_mask is None else (attn_mask.expand(*q.shape[:-1], k.shape[-2]),)
+
+    def compute(q: Tensor, *others: Tensor) -> Tensor:
+        *mask, k, v = others
+        return weights_of(q * factor, k, *mask) @ v
 
     def weights() -> Tensor:
-        return weights_of(q.to(wide) * factor, k.to(wide), attn_mask)
+        return weights_of(q.to(wide) * factor, k.to(wide), *mask)
 
     return Product(
         out=out,
-        inputs=(q, k, v),
+        by_query=(q, *mask),
+        by_key=(k, v),
         compute=compute,
         weights=weights,
         mask=None if attn_mask is None else attn_mask > EXCLUDED,
@@ -148,15 +152,13 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
 def weights_of(
     q: Float[Tensor, "*lead queries width"],
     k: Float[Tensor, "*lead keys width"],
-    mask: Tensor | None,
+    mask: Tensor | None = None,
 ) -> Float[Tensor, "*lead queries keys"]:
     """Computes softmax(q kᵀ + mask) in pieces, so that scores stay in the cache.
 
     A query whose keys are all masked has weights 0.
     """
     weights = q.new_empty(*q.shape[:-1], k.shape[-2])
-    if mask is not None:
-        mask = mask.expand(weights.shape)
     for part in _pieces(weights.shape):
         scores = q[part] @ k[part[: k.ndim - 2]].mT
         if mask is not None:
@@ -168,8 +170,7 @@ def weights_of(
 def _pieces(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Yields places of a few scores: entries of the first axis but keys, or parts of one that has too many."""
     size = _SCORES_AT_ONCE // max(prod(shape[1:]), 1)
-    for first in range(0, shape[0], max(size, 1)):
-        entries = slice(first, first + max(size, 1))
-        of_one = [()] if size or len(shape) == 2 else _pieces(shape[1:])
-        for part in of_one:
-            yield entries, *part
+    step = size or 1
+    for first in range(0, shape[0], step):
+        for part in [()] if size or len(shape) == 2 else _pieces(shape[1:]):
+            yield slice(first, first + step), *part

@@ -47,7 +47,7 @@ from convattn.heads.layout import (
     times,
 )
 from convattn.heads.operations import Operations
-from convattn.heads.products import UNPROVED, Product, Proof, prove
+from convattn.heads.products import Product, Proof, prove
 from convattn.layers import RelativeAttention
 from convattn.random_numbers import keep_random_state
 from convattn.structure import find_empty, full_name
@@ -246,7 +246,7 @@ class Watcher:
                 with without_modes(self._devices):
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
-                proof = product.proof(weights, first) if self._prove else UNPROVED
+                proof = product.proof(weights, first) if self._prove else Proof()
                 self._products[call].append((product, weights, proof))
                 return
             if attention_class(type(call.module)) is not None:
@@ -393,7 +393,7 @@ def _read_own(call: CallContext, out: Tensor, *, needs_proof: bool) -> Attention
         places.append((keys - axis.queries.start) / axis.queries.step)
     grid = tuple(len(axis.queries) for axis in axes)
     weights = own_weights(layer, x)
-    proof = prove_own(layer, x[:1], y[:1], weights[:1]) if needs_proof else UNPROVED
+    proof = prove_own(layer, x[:1], y[:1], weights[:1]) if needs_proof else Proof()
     return _proved(
         call,
         proof,

@@ -113,7 +113,13 @@ def draw_heads(
             _draw_layer(panel, snapshot)
             panel.set_title(f"layer {snapshot.layer + 1}: {_moment(snapshot, drawn)}")
         farthest = max(float(np.abs(one.centres).max(initial=0.0)) for one in drawn)
-        _set_axes(axes, farthest + 2.5)
+        reach = farthest + 2.5
+        for panel in axes.flat:  # the same square for all
+            for edge in (-1.5, -0.5, 0.5, 1.5):  # of the taps of a 3 x 3 kernel
+                panel.plot([edge, edge], [-1.5, 1.5], **_TAPS)
+                panel.plot([-1.5, 1.5], [edge, edge], **_TAPS)
+            panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
+            panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
         for panel in axes.flat[count:]:
             panel.set_visible(False)
         for panel in axes.flat[count - across : count]:  # the lowest of each column
@@ -134,16 +140,6 @@ def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
     if len(alike) == 1:
         return f"epoch {snapshot.epoch}"
     return f"step {snapshot.step:,} of {max(steps):,}"
-
-
-def _set_axes(axes: Any, reach: float) -> None:
-    """Gives all panels the same square."""
-    for panel in axes.flat:
-        for edge in (-1.5, -0.5, 0.5, 1.5):  # of the taps of a 3 x 3 kernel
-            panel.plot([edge, edge], [-1.5, 1.5], **_TAPS)
-            panel.plot([-1.5, 1.5], [edge, edge], **_TAPS)
-        panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
-        panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
 
 
 def _draw_layer(panel: Any, snapshot: HeadSnapshot) -> None:
