@@ -176,6 +176,15 @@ def test_tied_weights_stay_tied():
     assert one is other
 
 
+def test_a_network_of_this_library_draws_with_its_own_deviation():
+    network = AttentionNet(width=32, depth=1, heads=4, ffn=32, initializer_range=0.3)
+    drawn = untrained(network, 5)
+    for name in ("embed.weight", "blocks.0.mixer.values.weight", "head.weight"):
+        assert 0.2 < drawn.get_parameter(name).std() < 0.4, name
+    assert not drawn.embed.bias.any()
+    assert not drawn.blocks[0].mixer.bias.any()
+
+
 def test_layers_of_this_library_are_built_again():
     torch.manual_seed(0)
     conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)).eval()

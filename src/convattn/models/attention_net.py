@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, final
 
 from einops import rearrange, reduce
@@ -59,7 +58,21 @@ class MixingNet(ImageClassifier):
         for mixer in mixers:
             self.blocks.append(MixingBlock(mixer, width, ffn=ffn, dropout=dropout))
         self.head = nn.Linear(width, num_classes)
-        self.apply(partial(_draw_weights, std=initializer_range))
+        self.initializer_range = initializer_range
+        self.apply(self._init_weights)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draws the first values of one module's own weights."""
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            weights = [module.weight]
+        elif isinstance(module, RelativeAttention):
+            weights = list(module.values.parameters())
+        else:
+            return
+        for weight in weights:
+            nn.init.normal_(weight, std=self.initializer_range)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     def forward(
         self, images: Float[Tensor, "batch channels rows cols"]
@@ -88,20 +101,6 @@ class MixingNet(ImageClassifier):
         for block in self.blocks:
             features = block(features)
         return self.head(reduce(features, "batch width rows cols -> batch width", "mean"))
-
-
-def _draw_weights(module: nn.Module, std: float) -> None:
-    """Draws the first values of one module's own weights."""
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        weights = [module.weight]
-    elif isinstance(module, RelativeAttention):
-        weights = list(module.values.parameters())
-    else:
-        return
-    for weight in weights:
-        nn.init.normal_(weight, std=std)
-    if module.bias is not None:
-        nn.init.zeros_(module.bias)
 
 
 _CENTRES = ("grid", "normal")
