@@ -109,9 +109,10 @@ class SameDraws(TorchDispatchMode):
             x, share, _ = args
             mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
             return x * mask.to(x.dtype) / (1 - share), mask.bool()
-        form = torch.contiguous_format
         narrow, options = tree_map_only(
-            Tensor, lambda x: x.to(torch.float32, memory_format=form, copy=True), (args, kwargs)
+            Tensor,
+            lambda x: x.to(torch.float32, memory_format=torch.contiguous_format, copy=True),
+            (args, kwargs),
         )
         if operation in _FILLS:
             return args[0].copy_(func(*narrow, **options))

@@ -148,6 +148,17 @@ def test_a_proof_of_some_queries_is_of_rows_that_belong_together(name, monkeypat
         assert (proof.error > proof.budget) == found
 
 
+def test_a_product_without_a_batch_is_proved_with_all_its_keys():
+    q, k, v = torch.randn(QUERIES, 4), torch.randn(KEYS, 4), torch.randn(KEYS, 5)
+    mask = torch.rand(1, KEYS) < 0.6
+    out = functional.scaled_dot_product_attention(q, k, v, mask)
+    product = fused_product(out, q, k, v, mask)
+    proof = product.proof(product.weights(), 1)
+    assert proof.error <= proof.budget
+    proof = product.proof(product.weights().flip(-2), 1)
+    assert proof.error > proof.budget
+
+
 def layer_of(seed, dtype, far=1.0):
     torch.manual_seed(seed)
     layer = RelativeAttention2d(4, 5, num_heads=3, encoding="quadratic", content=True)

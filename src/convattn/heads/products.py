@@ -84,10 +84,11 @@ class Product:
 
         Weights × values and the module's result have roundings of their own, so each is compared with float64.
         """
-        step = 1 + weights[:first].numel() // _SCORES_PROVED
-        some = (slice(first), ..., slice(None, None, step), slice(None))
-        out, weights = self.out[some], weights[some]
-        inputs = [part[some] for part in self.by_query] + [part[:first] for part in self.by_key]
+        images = slice(first if weights.ndim > 2 else None)
+        step = 1 + weights[images].numel() // _SCORES_PROVED
+        rows = (..., slice(None, None, step), slice(None))
+        out, weights, *inputs = (part[images][rows] for part in (self.out, weights, *self.by_query))
+        inputs += [part[images] for part in self.by_key]
 
         def low(*parts: Tensor) -> Tensor:
             return self.compute(*(part.to(out.dtype) for part in parts))
