@@ -165,7 +165,7 @@ def weights_of(
         if mask is not None:
             scores += mask[part]
         torch.softmax(scores, -1, out=weights[part])
-    return weights if mask is None else weights.nan_to_num_(0.0)
+    return weights if mask is None else weights.nan_to_num_()
 
 
 def _pieces(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
