@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib
 import re
 import sys
 import time
@@ -130,7 +131,7 @@ def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> An
     """Calls a function in a fresh interpreter.
 
     Args:
-        function: A function that can be found by its module and name.
+        function: A function that can be found by its module and name, also in a package that was started by `-m`.
         *arguments: What it is called with.
 
     Returns:
@@ -139,11 +140,18 @@ def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> An
     Raises:
         MemoryError: The process was killed, as the system does where memory runs out.
     """
+    spec = sys.modules[function.__module__].__spec__
+    module = function.__module__ if spec is None else spec.name
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         try:
-            return pool.submit(function, *arguments).result()
+            return pool.submit(_call, module, function.__name__, *arguments).result()
         except BrokenProcessPool:
             raise MemoryError("the process was killed") from None
+
+
+def _call(module: str, name: str, *arguments: Any) -> Any:
+    """Calls a function of a module by its name: that of `python -m` has no other in a fresh interpreter."""
+    return getattr(importlib.import_module(module), name)(*arguments)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from benchmarks.measure import (
     time_rounds,
 )
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 HELD, PEAK = 32, 96
 
@@ -48,6 +51,28 @@ def test_memory_of_other_systems_is_unknown(monkeypatch):
 def test_child_that_is_killed_is_told():
     with pytest.raises(MemoryError, match="the process was killed"):
         in_a_process_of_its_own(be_killed)
+
+
+def test_a_function_of_the_program_itself_is_found(tmp_path):
+    package = tmp_path / "asked"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "from benchmarks.measure import in_a_process_of_its_own\n"
+        "def double(number):\n    return 2 * number\n"
+        "if __name__ == '__main__':\n    print(in_a_process_of_its_own(double, 21))\n",
+        encoding="utf-8",
+    )
+    for program in (["-m", "asked"], [str(package / "__main__.py")]):
+        paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+        done = subprocess.run(
+            [sys.executable, *program],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "42\n", done.stderr
 
 
 def test_ratios_are_of_the_same_round_and_times_are_those_of_the_clock():
