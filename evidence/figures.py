@@ -11,7 +11,7 @@ import numpy as np
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.study_record import t_interval
 from convattn.models import ResNet
-from evidence.results import PAGES
+from evidence.results import PAGES, new_parser
 from evidence.speedrun.centres import at_taps, correlation, peaks_before_plan, tap_numbers
 from evidence.speedrun.operations import TRAIN_IMAGES, petaflops
 from evidence.studies import Study, study
@@ -46,7 +46,7 @@ def draw_errors(panel: Any) -> None:
     limits, errors = (
         [path[name] / path["largest"] for path in passed] for name in ("rounding", "measured_error")
     )
-    panel.loglog(limits, errors, ".", color=COLOURS[0])
+    panel.loglog(limits, errors, ".", color=COLOURS[0], alpha=0.5)
     panel.axline((1e-6, 1e-6), (1e-3, 1e-3), color="0.5", linewidth=1)
     equal = f"{errors.count(0)} have no difference, which a logarithm does not show"
     panel.set_title(f"{len(passed)} networks as attention: below the line is exact\n{equal}")
@@ -73,7 +73,7 @@ def draw_differences(panel: Any) -> None:
     panel.axvline(0, color="0.5", linewidth=1)
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
-    panel.set_title(f"paired differences; filled: p < {LEVEL} by Holm's rule in the study")
+    panel.set_title(f"paired differences\nfilled: p < {LEVEL} by Holm's rule in the study")
     panel.set_xlabel("points of test accuracy, 95 % t interval")
 
 
@@ -142,13 +142,14 @@ def draw_cost(panel: Any) -> None:
         if row["size"] == 64 and row["channels"] == row["outputs"] and not row["training"]:
             bars[f"soft heads, {row['channels']} channels"] = row["ratio"][1]
     shown = panel.barh([*bars], [*bars.values()], color=COLOURS[0])
-    panel.bar_label(shown, fmt="%.2f")
+    panel.bar_label(shown, fmt="%.2f", padding=4)
     panel.axvline(1, color="0.5", linewidth=1)
     panel.set_title("inference by the time of a 3 x 3 convolution, one thread")
 
 
 def main() -> None:
     """Draws all."""
+    new_parser(__doc__).parse_args()
     quarter, grids = study(FOLDERS["quarter"]), study("speedrun/quarter/grids")
     for name, draw in {
         "exact": draw_errors,

@@ -18,7 +18,7 @@ from convattn.data import normalise
 from convattn.lab.speed_net import SpeedNet
 from convattn.sealed import CERTIFICATE, WEIGHTS, read_config, write_sealed
 from convattn.structure import network_digest
-from evidence.results import ROOT, cifar10
+from evidence.results import ROOT, cifar10, new_parser
 
 FOLDER = ROOT / "pretrained" / "speedrun"
 
@@ -47,6 +47,7 @@ def certificate() -> dict[str, Any]:
 
 def main() -> None:
     """Converts, compares and writes."""
+    new_parser(__doc__).parse_args()
     data = cifar10()
     images = normalise(data.test.images, data.mean, data.std)
     network = load_network(FOLDER)
