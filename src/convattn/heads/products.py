@@ -45,16 +45,12 @@ def prove(
     return Proof(errors.flatten()[worst].item(), allowed.flatten()[worst].item())
 
 
-def _score_roundings(
-    weights: Float[Tensor, "*lead queries keys"], factor: float, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """Returns what rounding in a kernel may do to each output: Σ_k A_qk (σ_qk + eps √keys) |v_k|.
+def _roundings(weights: Tensor, v: Tensor, scores: Tensor | float) -> Tensor:
+    """Returns what rounding in a kernel may do to each output: eps Σ_k A_qk (σ_qk + √keys) |v_k|; `scores` are σ.
 
-    A score is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is about
-    eps ‖t‖. σ is four times that, because kernels add in other orders. The rest is that of the sum over keys.
+    A sum over keys is rounded in another order by another kernel.
     """
-    squares = (factor * q).square() @ k.square().mT
-    off = squares.sqrt_().mul_(4).add_(weights.shape[-1] ** 0.5).mul_(weights)
+    off = (scores + weights.shape[-1] ** 0.5) * weights.double().abs()
     return torch.finfo(weights.dtype).eps * (off @ v.abs())
 
 
@@ -97,9 +93,13 @@ class Product:
         exact = self.compute(*doubles)
         product = weights.double() @ doubles[-1]
         lows = roundings(low, *inputs)
-        floor: Tensor | float = 0.0
+        scores: Tensor | float = 0.0
         if self.factor is not None:
-            floor = _score_roundings(weights, self.factor, doubles[0], *doubles[-2:])
+            # A score is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is
+            # about eps ‖t‖; four times that, because kernels add in other orders.
+            squares = (self.factor * doubles[0]).square() @ doubles[-2].square().mT
+            scores = 4 * squares.sqrt()
+        floor = _roundings(weights, doubles[-1], scores)
         return prove(exact, lows, product, out, floor=floor)
 
 
