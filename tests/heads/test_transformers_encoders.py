@@ -114,27 +114,3 @@ def test_what_a_processor_of_transformers_returns_is_read_as_a_dict():
     maps = attention_maps(network, transformers.BatchFeature(inputs))
     for name, expected in attention_maps(network, inputs).items():
         assert torch.equal(maps[name], expected), name
-
-
-def test_weights_of_many_keys_that_a_module_multiplies_itself_are_proved():
-    """Sums of 512 terms in another order may be off by more than other digits of weights make them: in 2 of 24 seeds."""
-    for seed in range(17, 23):
-        torch.manual_seed(seed)
-        config = transformers.BertConfig(
-            hidden_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=6,
-            intermediate_size=8,
-            attn_implementation="eager",
-        )
-        network = transformers.BertModel(config).eval()
-        tokens = torch.randint(0, 1000, (2, 512))
-        left = torch.ones_like(tokens)
-        left[1, 400:] = 0
-        (layer,) = analyze(
-            network,
-            {"input_ids": tokens, "attention_mask": left},
-            controls=(),
-            progress=False,
-        ).layers
-        assert layer.error <= layer.budget
