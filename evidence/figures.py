@@ -14,6 +14,7 @@ from convattn.models import ResNet
 from evidence.results import PAGES, new_parser
 from evidence.speedrun.centres import at_taps, correlation, peaks_before_plan, tap_numbers
 from evidence.speedrun.operations import TRAIN_IMAGES, petaflops
+from evidence.speedrun.plans import whole_pairs
 from evidence.studies import Study, study
 from evidence.sweep.page import swept
 from evidence.values import (
@@ -34,7 +35,7 @@ FOLDERS = {
     "quarter": "speedrun/quarter/table",
     "controls": "speedrun/controls",
 }
-"""Folder of each family of differences."""
+"""Folder of each family of differences; those of whole pairs have two."""
 _EPOCHS = (0, 3, 6, 12)
 _AIRBENCH = (0.36, 94.01)
 """PFLOP and accuracy in percent of airbench94, a speed record of convolutions: Jordan, arXiv 2404.00498."""
@@ -60,8 +61,8 @@ def draw_errors(panel: Any) -> None:
 def draw_differences(panel: Any) -> None:
     """Draws every paired difference with its own 95 % t interval; those that Holm's rule resolves are filled."""
     names = []
-    for colour, (family, folder) in zip(COLOURS, FOLDERS.items(), strict=False):
-        runs = study(folder)
+    for colour, family in zip(COLOURS, (*FOLDERS, "pairs"), strict=False):
+        runs = whole_pairs() if family == "pairs" else study(FOLDERS[family])
         gap = compared(runs, family)
         for one, other in COMPARED[family]:
             found = gap(one, other)
@@ -69,7 +70,7 @@ def draw_differences(panel: Any) -> None:
             panel.plot(t_interval(found.values), [len(names)] * 2, **style)
             face = colour if found.p < LEVEL else "white"
             panel.plot(mean(found.values), len(names), "o", markerfacecolor=face, **style)
-            names.append(f"{one} less {other}, {runs.epochs(one)} epochs")
+            names.append(f"{one} less {other}, {runs.epochs(one)} epochs, n = {len(found.values)}")
     panel.axvline(0, color="0.5", linewidth=1)
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
@@ -79,10 +80,10 @@ def draw_differences(panel: Any) -> None:
 
 def draw_operations(panel: Any) -> None:
     """Draws accuracy over the operations of training: epoch by epoch, and of published networks."""
-    quarter, headline = study(FOLDERS["quarter"]), study("speedrun/headline")
+    quarter, pairs, headline = study(FOLDERS["quarter"]), whole_pairs(), study("speedrun/headline")
     curves = [
-        ("attention", quarter),
-        ("conv", quarter),
+        ("attention", pairs),
+        ("conv", pairs),
         ("random", quarter),
         ("speedrun", headline),
     ]

@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 from pyarrow import parquet
 
 EVIDENCE = Path(__file__).parents[1] / "evidence"
-T_OF_THREE = 4.303  # 97.5 % quantile of Student's t with two degrees of freedom
+T = {3: 4.303, 10: 2.262}  # 97.5 % quantiles of Student's t by the number of seeds
 
 
 def _read(file: str) -> dict:
@@ -20,7 +20,7 @@ def _accuracies(folder: str, seed: int) -> list[float]:
 
 
 def _interval(values: list[float]) -> str:
-    half = T_OF_THREE * stdev(values) / len(values) ** 0.5
+    half = T[len(values)] * stdev(values) / len(values) ** 0.5
     return f"{fmean(values):+.2f} ({fmean(values) - half:.2f} to {fmean(values) + half:.2f})"
 
 
@@ -38,17 +38,17 @@ sweep = (EVIDENCE / "sweep/networks.jsonl").read_text(encoding="utf-8").splitlin
 outcomes = [json.loads(line).get("outcome") for line in sweep]
 changed, passed = max(row["top1_changed"] for row in resnet), outcomes.count("passed")
 print(f"1. exact: {changed} of 10,000 predictions changed; {passed} networks of the sweep pass")
-table, quarter, less = "encodings/table/", "speedrun/quarter/table/", []
+less, whole, cheap = [], [], []
 for seed in range(3):
-    attention, conv = (_accuracies(f"{table}{name}", seed) for name in ("sa-quadratic", "convnet"))
-    less.append(attention[-1] - conv[-1])
+    attention = _accuracies("encodings/table/sa-quadratic", seed)
+    less.append(attention[-1] - _accuracies("encodings/table/convnet", seed)[-1])
 print(f"2. attention less convolutions at equal epochs, points: {_interval(less)}")
-less = []  # six epochs of attention take the operations of twelve of convolutions, nearly
-for seed in range(3, 6):
-    attention, conv = (_accuracies(f"{quarter}{name}", seed) for name in ("attention", "conv"))
-    less.append(attention[5] - conv[11])
-print(f"   at equal operations, a quarter of the width: {_interval(less)}")
-
+for seed in range(3, 13):
+    folder = "speedrun/quarter/table" if seed < 6 else "speedrun/pairs"
+    attention, conv = (_accuracies(f"{folder}/{one}", seed) for one in ("attention", "conv"))
+    whole.append(attention[11] - conv[11])
+    cheap.append(attention[5] - conv[11])  # nearly the operations of twelve epochs of convolutions
+print(f"   a quarter of the width: {_interval(whole)}; at equal operations {_interval(cheap)}")
 seven = sum(_taps(f"speedrun/quarter/grids/random-{seed}", 12) for seed in range(6, 13))
 print(f"3. taps of the 3 x 3 kernel with a centre: {seven} of {7 * 54}")
 print(f"4. heads of a trained ViT: {_read('trained_heads/vit-s.json')['words']['measured']}")
