@@ -159,6 +159,16 @@ def test_a_product_without_a_batch_is_proved_with_all_its_keys():
     assert proof.error > proof.budget
 
 
+def test_a_row_that_is_masked_by_the_lowest_number_is_proved_as_any():
+    """Its keys have the same weights; with other digits some would be −∞, and no error beyond the budget."""
+    q, k, v = torch.randn(3, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(7, 7)
+    mask[3] = torch.finfo(torch.float32).min
+    out = functional.scaled_dot_product_attention(q, k, v, mask)
+    proof = fused_product(out, q, k, v, mask).proof(fused_product(out, q, k, v, mask).weights(), 1)
+    assert proof.error <= proof.budget < 1e-5
+
+
 def layer_of(seed, dtype, far=1.0):
     torch.manual_seed(seed)
     layer = RelativeAttention2d(4, 5, num_heads=3, encoding="quadratic", content=True)

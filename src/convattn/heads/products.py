@@ -20,7 +20,6 @@ EXCLUDED = -9e3
 _SCORES_AT_ONCE = 2**19
 """Scores that are computed at once, at least those of one query."""
 
-
 _SCORES_PROVED = 2**20
 """Scores of an image of which a proof is; of more it takes queries that are evenly spaced."""
 
@@ -86,13 +85,15 @@ class Product:
         out, weights, *inputs = (part[images][rows] for part in (self.out, weights, *self.by_query))
         inputs += [part[images] for part in self.by_key]
 
-        def low(*parts: Tensor) -> Tensor:
-            return self.compute(*(part.to(out.dtype) for part in parts))
+        mask = inputs[1 : len(self.by_query)]  # as it is: the lowest number would round to −∞
+
+        def low(q: Tensor, *others: Tensor) -> Tensor:
+            return self.compute(*(part.to(out.dtype) for part in (q, *mask, *others)))
 
         doubles = [part.double() for part in inputs]
         exact = self.compute(*doubles)
         product = weights.double() @ doubles[-1]
-        lows = roundings(low, *inputs)
+        lows = roundings(low, inputs[0], *inputs[len(self.by_query) :])
         scores: Tensor | float = 0.0
         if self.factor is not None:
             # A score is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is
