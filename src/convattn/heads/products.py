@@ -44,15 +44,6 @@ def prove(
     return Proof(errors.flatten()[worst].item(), allowed.flatten()[worst].item())
 
 
-def _roundings(weights: Tensor, v: Tensor, scores: Tensor | float) -> Tensor:
-    """Returns what rounding in a kernel may do to each output: eps Σ_k A_qk (σ_qk + √keys) |v_k|; `scores` are σ.
-
-    A sum over keys is rounded in another order by another kernel.
-    """
-    off = (scores + weights.shape[-1] ** 0.5) * weights.double().abs()
-    return torch.finfo(weights.dtype).eps * (off @ v.abs())
-
-
 @dataclass(frozen=True, eq=False)
 class Product:
     """One product of weights and values."""
@@ -94,13 +85,15 @@ class Product:
         exact = self.compute(*doubles)
         product = weights.double() @ doubles[-1]
         lows = roundings(low, inputs[0], *inputs[len(self.by_query) :])
+        # A kernel may be off by eps Σ_k A_qk (σ_qk + √keys) |v_k|: other kernels add over keys in other orders. A score
+        # is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is about
+        # eps ‖t‖. σ is four times that.
         scores: Tensor | float = 0.0
         if self.factor is not None:
-            # A score is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is
-            # about eps ‖t‖; four times that, because kernels add in other orders.
             squares = (self.factor * doubles[0]).square() @ doubles[-2].square().mT
             scores = 4 * squares.sqrt()
-        floor = _roundings(weights, doubles[-1], scores)
+        off = (scores + weights.shape[-1] ** 0.5) * weights.double().abs()
+        floor = torch.finfo(weights.dtype).eps * (off @ doubles[-1].abs())
         return prove(exact, lows, product, out, floor=floor)
 
 
