@@ -73,25 +73,23 @@ class Product:
         images = slice(first if weights.ndim > 2 else None)
         step = 1 + weights[images].numel() // _SCORES_PROVED
         rows = (..., slice(None, None, step), slice(None))
-        out, weights, *inputs = (part[images][rows] for part in (self.out, weights, *self.by_query))
-        inputs += [part[images] for part in self.by_key]
+        by_query = (self.out, weights, *self.by_query)
+        out, weights, q, *mask = (part[images][rows] for part in by_query)
+        by_key = [part[images] for part in self.by_key]
 
-        mask = inputs[1 : len(self.by_query)]  # as it is: the lowest number would round to −∞
+        def low(q: Tensor, *by_key: Tensor) -> Tensor:
+            return self.compute(*(part.to(out.dtype) for part in (q, *mask, *by_key)))
 
-        def low(q: Tensor, *others: Tensor) -> Tensor:
-            return self.compute(*(part.to(out.dtype) for part in (q, *mask, *others)))
-
-        doubles = [part.double() for part in inputs]
+        doubles = [part.double() for part in (q, *mask, *by_key)]
         exact = self.compute(*doubles)
         product = weights.double() @ doubles[-1]
-        lows = roundings(low, inputs[0], *inputs[len(self.by_query) :])
+        lows = roundings(low, q, *by_key)  # the mask as it is: its lowest number would round to −∞
         # A kernel may be off by eps Σ_k A_qk (σ_qk + √keys) |v_k|: other kernels add over keys in other orders. A score
         # is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is about
         # eps ‖t‖. σ is four times that.
         scores: Tensor | float = 0.0
         if self.factor is not None:
-            squares = (self.factor * doubles[0]).square() @ doubles[-2].square().mT
-            scores = 4 * squares.sqrt()
+            scores = 4 * ((self.factor * doubles[0]).square() @ doubles[-2].square().mT).sqrt()
         off = (scores + weights.shape[-1] ** 0.5) * weights.double().abs()
         floor = torch.finfo(weights.dtype).eps * (off @ doubles[-1].abs())
         return prove(exact, lows, product, out, floor=floor)
