@@ -296,8 +296,8 @@ def table_peaks(network: nn.Module) -> Layers:
     layers = []
     for block in network.blocks:
         encoding = block.mixer.encoding
-        scores = [encoding.axis_score(axis, displacements) for axis in range(2)]
-        layers.append(torch.stack([score.argmax(-1) - 3.0 for score in scores], -1).numpy())
+        scores = encoding.axis_scores(displacements.expand(2, -1))
+        layers.append((scores.argmax(-1) - 3.0).numpy())
     return layers
 
 

@@ -235,9 +235,9 @@ def doubled(module, name):
 CHANGES = {
     "forward": (lambda layer: doubled(layer, "forward"), "another forward", "forward"),
     "score": (
-        lambda layer: doubled(layer.encoding, "axis_score"),
-        "another axis_score at encoding",
-        "encoding.axis_score",
+        lambda layer: doubled(layer.encoding, "axis_scores"),
+        "another axis_scores at encoding",
+        "encoding.axis_scores",
     ),
     "hook": (
         lambda layer: layer.values.register_forward_hook(lambda *arguments: 2 * arguments[2]),

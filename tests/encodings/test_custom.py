@@ -52,7 +52,7 @@ class Slope(AxisAdditiveEncoding):
     def options(self):
         return {"period": self.period}
 
-    def axis_score(self, _axis, displacement):
+    def axis_scores(self, displacement):
         weights = self.weights.to(displacement.dtype).view(-1, *(1,) * displacement.ndim)
         return weights * torch.sin(displacement / self.period)
 
@@ -170,10 +170,10 @@ def test_scores_of_another_shape_are_refused(function, came, without_type_checks
 
 def test_scores_along_an_axis_of_another_shape_are_refused():
     class Wrong(AxisAdditiveEncoding):
-        def axis_score(self, _axis, displacement):
+        def axis_scores(self, displacement):
             return displacement
 
-    with pytest.raises(ShapeError, match=r"the score of Wrong\(.*= \(3, 13\), but is \(13,\)"):
+    with pytest.raises(ShapeError, match=r"the score of Wrong\(.*= \(3, 2, 13\), but is \(2, 13\)"):
         RelativeAttention2d(3, 5, num_heads=3, encoding=Wrong(3, 2))(torch.zeros(1, 3, 7, 5))
 
 

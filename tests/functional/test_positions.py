@@ -91,7 +91,7 @@ def test_the_queries_are_divided_by_the_scale():
 class Window(AxisAdditiveEncoding):
     """Score 0 within one pixel, −∞ beyond."""
 
-    def axis_score(self, axis, displacement):  # noqa: ARG002
+    def axis_scores(self, displacement):
         scores = torch.where(displacement.abs() <= 1, 0.0, -torch.inf)
         return scores.to(displacement.dtype).expand(self.num_heads, *displacement.shape)
 

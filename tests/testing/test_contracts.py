@@ -203,8 +203,8 @@ class FaultyEncoding(FullEncodingContract):
     def create(self, num_heads, dims):
         encoding = small_encoding("quadratic", num_heads, dims)
         if self.fault is not None:
-            right = encoding.axis_score
-            encoding.axis_score = lambda axis, displacement: self.fault(right(axis, displacement))
+            right = encoding.axis_scores
+            encoding.axis_scores = lambda displacement: self.fault(right(displacement))
         return encoding
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
@@ -109,9 +110,11 @@ class AxialDistance(AxisAdditiveEncoding):
         """Returns hidden."""
         return {"hidden": self.hidden}
 
-    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis."""
-        return self._along(axis).score(displacement[..., None])
+    def axis_scores(self, displacement: Tensor) -> Tensor:
+        """Scores displacements along each axis."""
+        points = displacement[..., None]
+        scores = [self._along(axis).score(along) for axis, along in enumerate(points)]
+        return torch.stack(scores, dim=1)
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be, require
 from convattn.grid import Axis, Displacements, whole_number
@@ -49,11 +50,11 @@ def place_along_axis(
 
 
 def per_head(
-    values: Float[Tensor, " heads"], displacement: Float[Tensor, "*points"]
-) -> Float[Tensor, "heads *ones"]:
-    """Returns one value per head in the dtype of displacements, with an axis of size 1 for each of theirs."""
-    ones = [1] * displacement.ndim
-    return values.to(displacement.dtype).view(-1, *ones)
+    values: Float[Tensor, "heads *dims"], displacement: Float[Tensor, "*points"]
+) -> Float[Tensor, "heads *_"]:
+    """Returns values of heads, or of each axis of displacements, in their dtype, with ones for their other axes."""
+    ones = [1] * (displacement.ndim + 1 - values.ndim)
+    return values.to(displacement.dtype).view(*values.shape, *ones)
 
 
 def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
@@ -368,12 +369,12 @@ class Encoding(nn.Module, ABC):
 class AxisAdditiveEncoding(Encoding):
     """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a).
 
-    Layers then take one softmax per axis. A subclass writes `axis_score`, and `axis_feature_vectors` if scores are
+    Layers then take one softmax per axis. A subclass writes `axis_scores`, and `axis_feature_vectors` if scores are
     linear in features that the heads share.
 
     Example:
         >>> class Near(AxisAdditiveEncoding):
-        ...     def axis_score(self, axis, displacement):
+        ...     def axis_scores(self, displacement):
         ...         return -displacement.abs().expand(self.num_heads, *displacement.shape)
         >>> Near(num_heads=1, dims=2)(torch.tensor([[3.0, -1.0]]))
         tensor([[-4.]])
@@ -388,28 +389,15 @@ class AxisAdditiveEncoding(Encoding):
         """Scores displacements along each axis alone, lowest first; arguments and errors are those of `table`."""
         self.require_axes(axes)
         compute_parameters(self)
-        tables = []
-        for number, axis in enumerate(axes):
-            scores = self.axis_grid_score(number, axis, dtype, device)
-            self._require_scores(scores, [axis.span])
-            tables.append(scores.to(dtype))
-        return tables
-
-    def axis_grid_score(
-        self, number: int, axis: Axis, dtype: torch.dtype, device: torch.device | None
-    ) -> Tensor:
-        """Scores all displacements along one axis of a grid; a subclass that holds tables may cut them out.
-
-        Args:
-            number: Number of the axis.
-            axis: Queries and keys along it.
-            dtype: Dtype in which to compute.
-            device: Where to compute.
-
-        Returns:
-            The axis's term of the score, (heads, displacements), by default what `axis_score` returns.
-        """
-        return self.axis_score(number, axis.displacements(device, dtype))
+        if len(set(axes)) == 1:
+            every = axes[0].displacements(device, dtype).expand(len(axes), -1)
+        else:  # with displacements of 0 at the end of the shorter ones, which an encoding holds
+            along_axes = [axis.displacements(device, dtype) for axis in axes]
+            every = pad_sequence(along_axes, batch_first=True)
+        scores = self.axis_scores(every)
+        self._require_scores(scores, every.shape)
+        by_axis = scores.to(dtype).transpose(0, 1).contiguous()
+        return [own[:, : axis.span] for own, axis in zip(by_axis, axes, strict=True)]
 
     def axis_features(
         self,
@@ -428,17 +416,16 @@ class AxisAdditiveEncoding(Encoding):
         return list(map(self._require_features, vectors))
 
     @abstractmethod
-    def axis_score(
-        self, axis: int, displacement: Float[Tensor, "*points"]
-    ) -> Float[Tensor, "heads *points"]:
-        """Scores valid displacements along one axis; the one method that a subclass must write.
+    def axis_scores(
+        self, displacement: Float[Tensor, "dims *points"]
+    ) -> Float[Tensor, "heads dims *points"]:
+        """Scores valid displacements along each axis; the one method that a subclass must write.
 
         Args:
-            axis: Number of the axis.
-            displacement: Displacements along it, in pixels, of any shape.
+            displacement: For each axis displacements along it, in pixels, of any shape.
 
         Returns:
-            The axis's term of the score, (heads, *points).
+            Each axis's term of the score, (heads, dims, *points).
         """
 
     def axis_feature_vectors(
@@ -459,11 +446,12 @@ class AxisAdditiveEncoding(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Adds up the scores of the axes."""
-        return _total(self.axis_score, displacement)
+        return self.axis_scores(displacement.movedim(-1, 0)).sum(1)
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Adds up the features of the axes."""
-        return _total(self.axis_feature_vectors, displacement)
+        vectors = map(self.axis_feature_vectors, count(), displacement.unbind(-1))
+        return reduce(torch.add, vectors)
 
 
 def _every_displacement(
@@ -471,8 +459,3 @@ def _every_displacement(
 ) -> Float[Tensor, "*displacements dims"]:
     along_axes = [axis.displacements(device, dtype) for axis in axes]
     return torch.stack(torch.meshgrid(*along_axes, indexing="ij"), dim=-1)
-
-
-def _total(of_axis: Callable[[int, Tensor], Tensor], displacement: Tensor) -> Tensor:
-    """Adds up what a function returns for the displacements along each axis."""
-    return reduce(torch.add, map(of_axis, count(), displacement.unbind(-1)))

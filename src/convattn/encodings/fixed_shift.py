@@ -1,6 +1,7 @@
 """Shift encoding: each head looks at one fixed displacement, as a tap of a convolution does."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, final
 
 import torch
@@ -115,11 +116,12 @@ class Shift(QuadraticFeatures):
         """
         return Quadratic(self.num_heads, self.dims, centres=self.displacements, sharpness=sharpness)
 
-    def axis_score(
-        self, axis: int, displacement: Float[Tensor, "*points"]
-    ) -> Float[Tensor, "heads *points"]:
-        """Scores displacements along one axis."""
+    def axis_scores(
+        self, displacement: Float[Tensor, "dims *points"]
+    ) -> Float[Tensor, "heads dims *points"]:
+        """Scores displacements along each axis."""
         # filled there, or each call would copy numbers to a GPU
-        places = [displacement.new_full((1,), shift[axis]) for shift in self.displacements]
-        offset = displacement - per_head(torch.cat(places), displacement)
+        places = [displacement.new_full((1,), along) for along in chain(*self.displacements)]
+        centres = torch.cat(places).unflatten(0, (-1, self.dims))
+        offset = displacement - per_head(centres, displacement)
         return -_ALPHA * offset**2

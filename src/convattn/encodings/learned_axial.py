@@ -1,9 +1,10 @@
 """Learned axial encoding: one table of vectors per axis, shared by the heads (the paper's "learned")."""
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-from einops import einsum
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters, place_along_axis
@@ -71,26 +72,35 @@ class LearnedAxial(AxisAdditiveEncoding):
             "head_vectors": self.head_vectors is not None,
         }
 
-    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis."""
-        compute_parameters(self.tables)
+    def axis_scores(self, displacement: Tensor) -> Tensor:
+        """Scores displacements along each axis."""
         if self.head_vectors is None:
             return displacement.new_zeros(self.num_heads, *displacement.shape)
-        table = self.tables[axis].to(displacement.dtype)
-        vectors = self.head_vectors[axis].to(displacement.dtype)
-        scores = einsum(table, vectors, "displacements width, heads width -> displacements heads")
-        return read_table(scores, displacement[..., None]).movedim(-1, 0)
-
-    def axis_grid_score(
-        self, number: int, axis: Axis, dtype: torch.dtype, device: torch.device | None
-    ) -> Tensor:
-        """Scores the displacements of a grid along one axis, whose vectors are cut out of the table."""
-        if self.head_vectors is None:
-            return super().axis_grid_score(number, axis, dtype, device)
         compute_parameters(self.tables)
-        table = self.tables[number]
-        vectors = table[places_in_table(len(table), axis)]
-        return self.head_vectors[number].to(dtype) @ vectors.to(dtype).mT
+        dtype = displacement.dtype
+        scores = []
+        for vectors, table, along in zip(self.head_vectors, self.tables, displacement, strict=True):
+            held = table.to(dtype) @ vectors.to(dtype).mT
+            scores.append(read_table(held, along[..., None]).movedim(-1, 0))
+        return torch.stack(scores, dim=1)
+
+    def axis_tables(
+        self,
+        axes: Sequence[Axis],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> list[Float[Tensor, "heads _"]]:
+        """Scores displacements along each axis, whose vectors are cut out of the table."""
+        if self.head_vectors is None:
+            return super().axis_tables(axes, dtype, device)
+        self.require_axes(axes)
+        compute_parameters(self)
+        compute_parameters(self.tables)
+        scores = []
+        for vectors, table, axis in zip(self.head_vectors, self.tables, axes, strict=True):
+            own = table[places_in_table(len(table), axis)]
+            scores.append(vectors.to(dtype) @ own.to(dtype).mT)
+        return scores
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""

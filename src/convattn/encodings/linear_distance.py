@@ -68,8 +68,8 @@ class LinearDistance(AxisAdditiveEncoding):
         """m/√2 times the identity: along an axis attention e^{−m|δ|} has the variance 2/m²."""
         return round_shapes(self.slope / 2**0.5, self.dims)
 
-    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis."""
-        centre = per_head(self.centres[:, axis], displacement)
+    def axis_scores(self, displacement: Tensor) -> Tensor:
+        """Scores displacements along each axis."""
+        centre = per_head(self.centres, displacement)
         slope = per_head(self.log_slope, displacement).exp()
         return -slope * (displacement - centre).abs()

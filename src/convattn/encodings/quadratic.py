@@ -196,9 +196,9 @@ class Quadratic(QuadraticFeatures):
         """√(2α) times the identity."""
         return round_shapes(self.root_sharpness, self.dims)
 
-    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis."""
-        centre = per_head(self.centres[:, axis], displacement)
+    def axis_scores(self, displacement: Tensor) -> Tensor:
+        """Scores displacements along each axis."""
+        centre = per_head(self.centres, displacement)
         root = per_head(self.root_sharpness, displacement)
         scaled = root * (displacement - centre)
-        return -0.5 * scaled**2
+        return -0.5 * scaled.square()

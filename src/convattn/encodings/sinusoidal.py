@@ -58,11 +58,11 @@ class Sinusoidal(AxisAdditiveEncoding):
         phase = displacement[..., None] * frequency
         return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
-    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis."""
-        vectors = self.head_vectors[axis].to(displacement.dtype)
+    def axis_scores(self, displacement: Tensor) -> Tensor:
+        """Scores displacements along each axis."""
+        vectors = self.head_vectors.to(displacement.dtype)
         waves = self._waves(displacement)
-        return einsum(vectors, waves, "heads waves, ... waves -> heads ...")
+        return einsum(vectors, waves, "dims heads waves, dims ... waves -> heads dims ...")
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
