@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError
+from convattn.functional.reference import displacement_places
 from convattn.grid import PADDING_MODES, Axis, Geometry, Window, axis_lists, whole_number
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -127,7 +128,7 @@ def test_queries_stand_at_the_middle_tap_of_even_windows_at_the_one_before(
 @given(st.integers(0, 5), st.integers(1, 7), st.integers(1, 4), st.integers(1, 13))
 def test_index_finds_the_displacement_of_every_query_and_key(first, count, step, keys):
     axis = Axis(range(first, first + step * count, step), keys)
-    displacements, index = axis.displacements(), axis.index()
+    displacements, index = axis.displacements(), displacement_places((axis,))
     assert index.shape == (count, keys)
     expected = [[key - query for key in range(keys)] for query in axis.queries]
     assert displacements[index].tolist() == expected

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional import pad_keys
+from convattn.functional.reference import displacement_places
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention
 
@@ -72,11 +73,12 @@ class PublishedAttention(nn.Module):
         if isinstance(encoding, AxisAdditiveEncoding):
             tables = encoding.axis_tables(axes, dtype, like.device)
             rows, cols = (
-                table[:, axis.index(like.device)] for table, axis in zip(tables, axes, strict=True)
+                table[:, displacement_places((axis,), device=like.device)]
+                for table, axis in zip(tables, axes, strict=True)
             )
             rows = rearrange(rows, "heads rows key_rows -> rows 1 heads key_rows 1")
             return rows + rearrange(cols, "heads cols key_cols -> cols heads 1 key_cols")
-        row, col = (axis.index(like.device) for axis in axes)
+        row, col = (displacement_places((axis,), device=like.device) for axis in axes)
         heads = torch.arange(self.layer.num_heads, device=like.device)[:, None, None]
         table = encoding.table(axes, dtype, like.device)
         return table[heads, row[:, None, None, :, None], col[:, None, None, :]]
@@ -101,7 +103,8 @@ class PublishedAttention(nn.Module):
         )
         features = encoding.axis_features(axes, query.dtype, query.device)
         rows, cols = (
-            table[axis.index(query.device)] for table, axis in zip(features, axes, strict=True)
+            table[displacement_places((axis,), device=query.device)]
+            for table, axis in zip(features, axes, strict=True)
         )
         along = "batch rows cols heads width"
         seen = einsum(

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, must_be, require, require_name
@@ -38,8 +38,6 @@ class Axis:
         >>> axis = Axis(range(1, 6, 2), 7)
         >>> axis.lowest, axis.highest
         (-5, 5)
-        >>> axis.index()[0].tolist()
-        [4, 5, 6, 7, 8, 9, 10]
     """
 
     queries: range  # Positions of the queries, in pixels of the key grid
@@ -71,13 +69,6 @@ class Axis:
     ) -> Shaped[Tensor, " displacements"]:
         """Returns every displacement from the lowest to the highest."""
         return torch.arange(self.lowest, self.highest + 1, device=device, dtype=dtype)
-
-    def index(self, device: torch.device | None = None) -> Int[Tensor, "queries keys"]:
-        """Returns the index of the displacement of each query and key in `displacements()`."""
-        positions = self.queries
-        queries = torch.arange(positions.start, positions.stop, positions.step, device=device)
-        keys = torch.arange(self.keys, device=device)
-        return keys[None, :] - queries[:, None] - self.lowest
 
 
 def least_pixels(mode: str, padding: int) -> int:
