@@ -51,14 +51,15 @@ def is_accelerator(device: torch.device) -> bool:
 
 def autocasts(device: torch.device) -> bool:
     """Tells whether autocast is on for a device."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    # first whether it is on anywhere, which takes a tenth of the time
+    some = torch._C._is_any_autocast_enabled()
+    kind = device.type
+    return some and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Returns a context in which autocast is off for a device."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 @contextmanager
