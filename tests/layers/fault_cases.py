@@ -181,8 +181,8 @@ VALUES = [
         "separable",
         "W_h cut to three binary digits, where all heads are computed together",
         SEPARABLE,
-        "functional.large_products:_side_by_side",
-        of_argument(0, three_digits),
+        "functional.separable:attention_by_products",
+        of_argument(2, three_digits),
         dtype=torch.bfloat16,
     ),
     Fault(

@@ -80,7 +80,7 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tenso
     by_cols = torch.bmm(cols, by_head)
     pattern = "heads cols (rows_images channels) -> (cols rows_images) (heads channels)"
     means = rearrange(by_cols, pattern, channels=channels)
-    matrix = _side_by_side(maps, keys.dtype)
+    matrix = maps.transpose(0, 1).flatten(1).to(keys.dtype)
     y = functional.linear(means, matrix)
     return y.view(cols.shape[1], queries, images, len(matrix)).permute(2, 3, 1, 0)
 
@@ -97,7 +97,3 @@ def _of_all_pairs(groups: int, keys: Tensor, maps: Tensor, weight: Tensor) -> Te
     )
     pattern = "groups (batch queries) outputs -> batch (groups outputs) queries"
     return rearrange(by_group @ matrices.to(keys.dtype), pattern, queries=queries)
-
-
-def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
-    return maps.transpose(0, 1).flatten(1).to(dtype)

@@ -223,6 +223,8 @@ class Path(ABC):
 
     name: ClassVar[str]
     """By what it is asked for, and what a plan calls it."""
+    by_axis: ClassVar[bool] = False
+    """Whether it takes one axis after the other, of scores that are a sum over axes."""
 
     reason: str
     sizes: CallSizes  # the call that it was made for; the number of images may differ
@@ -237,7 +239,7 @@ class Path(ABC):
     @classmethod
     def refuses(cls, heads: Heads) -> str | None:
         """Returns why heads cannot be computed in this way, completing "because …"; None if they can."""
-        return heads.of_images or heads.dropped
+        return heads.of_images or heads.dropped or (heads.joint if cls.by_axis else None)
 
     @abstractmethod
     def cost(self) -> Cost:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.large_products import attention_by_products
-from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
+from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.reference import (
     HeadMaps,
     attend_by_axis,
@@ -79,6 +79,8 @@ def _are_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
 
 def values_come_first(sizes: CallSizes, *, by_axis: bool) -> bool:
     """Tells whether values before means are estimated to be faster than means before W_h."""
+    if sizes.inner * OWN_CHANNELS >= sizes.channels:  # as there are no more queries than keys
+        return False
     values = sizes.explicit_flops(by_axis=by_axis, values_first=True) * OWN_CHANNELS
     return values < sizes.explicit_flops(by_axis=by_axis)
 
@@ -122,12 +124,8 @@ class SeparablePath(KeyPath):
     """One softmax along each axis; on a GPU their products may be one matrix of all pairs of queries and keys."""
 
     name: ClassVar[str] = "separable"
+    by_axis: ClassVar[bool] = True
     weights: tuple[Float[Tensor, "heads _ _"], ...]  # in at least float32
-
-    @classmethod
-    def refuses(cls, heads: Heads) -> str | None:
-        """Returns why heads cannot be computed in this way; None if they can."""
-        return heads.of_images or heads.dropped or heads.joint
 
     def cost(self) -> Cost:
         """Counts the softmax, the means, and the matrices in the order of the path."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.convolution import convolve, convolve_transposed
-from convattn.functional.path import Cost, Heads, Path
+from convattn.functional.path import Cost, Path
 from convattn.functional.reference import HeadMaps, pad_keys
 from convattn.grid import Axis, Displacements, Geometry, Window
 
@@ -97,18 +97,6 @@ def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis])
     return Shifts(tuple(offsets), leak=0.0)
 
 
-def _as_transposed_kernel(
-    maps: Tensor,
-    groups: int,
-    taps: tuple[int, ...],
-) -> Float[Tensor, "inputs outputs_per_group *taps"]:
-    """Arranges the matrices of taps as the kernel of a transposed convolution."""
-    kernel = rearrange(
-        maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups
-    )
-    return kernel.unflatten(-1, taps)
-
-
 def _by_tap(
     maps: Tensor,
     offsets: Sequence[tuple[int, ...]],
@@ -179,40 +167,41 @@ def find_shifts(
         (((1,),), 0.0)
     """
     offsets = []
-    leak = torch.zeros((), device="cpu")
+    leak = 0.0
     for table, axis in zip(tables, axes, strict=True):
         scores = table.detach()
+        shares = torch.softmax(scores, -1)
+        if 1 - shares.amax(-1).amin().item() > most:  # most heads are soft, and seen to be by this
+            return None
         highest = scores.argmax(-1, keepdim=True)
-        elsewhere = torch.softmax(scores, -1).scatter(
-            -1, highest, 0.0 * scores.amax(-1, keepdim=True)
-        )
-        inside = elsewhere.sum(-1).amax().cpu()
-        if not leak + inside <= most:
-            return None
+        elsewhere = shares.scatter(-1, highest, 0.0 * scores.amax(-1, keepdim=True))
         along = highest + axis.lowest
-        last = _leak_at_end(scores, along, axis)
-        first = _leak_at_end(scores.flip(-1), -along, axis.mirrored)
-        leak = leak + torch.stack([inside.double(), last.double(), first.double()]).amax()
-        if not leak <= most:
+        leaks = [
+            elsewhere.sum(-1).amax().item(),
+            _leak_at_end(scores, along, axis),
+            _leak_at_end(scores.flip(-1), -along, axis.mirrored),
+        ]
+        if not all(leak + more <= most for more in leaks):  # nor if one is no number
             return None
+        leak += max(leaks)
         offsets.append(along[:, 0].tolist())
-    return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
+    return Shifts(tuple(zip(*offsets, strict=True)), leak)
 
 
 def _leak_at_end(
     scores: Float[Tensor, "heads displacements"],
     offsets: Int[Tensor, "heads 1"],
     axis: Axis,
-) -> Float[Tensor, ""]:
+) -> float:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
     # where the displacement is that leads from each query to the last key
     nearest = slice(axis.keys - 1, None, axis.queries.step)
     leads_out = (axis.displacements(scores.device) < offsets)[:, nearest]
     if not leads_out.any():
-        return torch.zeros((), device="cpu")
+        return 0.0
     below = functional.pad(scores.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
     ratios = (below - scores).exp()[:, nearest]
-    return ratios.masked_fill(~leads_out, 0.0).amax().cpu()
+    return ratios.masked_fill(~leads_out, 0.0).amax().item()
 
 
 @final
@@ -221,15 +210,11 @@ class ShiftPath(Path):
     """A convolution: every head looks at one pixel."""
 
     name: ClassVar[str] = "shift"
+    by_axis: ClassVar[bool] = True
 
     shifts: Shifts
     # scores of heads that learn: their gradient is zero, not missing
     unmoved: tuple[Tensor, ...] = ()
-
-    @classmethod
-    def refuses(cls, heads: Heads) -> str | None:
-        """Returns why heads cannot be computed in this way; None if they can."""
-        return heads.of_images or heads.dropped or heads.joint
 
     def cost(self) -> Cost:
         """Counts the kernel that holds all heads."""
@@ -271,6 +256,7 @@ class ShiftPath(Path):
         if extra is None:
             kernel = by_tap.movedim(0, -1).unflatten(-1, size)
             return convolve(x, kernel, bias, stride, padding, steps, maps.groups)
-        kernel = _as_transposed_kernel(by_tap, maps.groups, size)
+        pattern = "taps (groups outputs) inputs -> (groups inputs) outputs taps"
+        kernel = rearrange(by_tap.flip(0), pattern, groups=maps.groups).unflatten(-1, size)
         spread = geometry.input_dilation
         return convolve_transposed(x, kernel, bias, spread, padding, extra, maps.groups, steps)
