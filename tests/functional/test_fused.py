@@ -4,6 +4,7 @@ import copy
 import importlib
 import inspect
 import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -298,18 +299,28 @@ def subnormal(numbers):
     return int(((numbers != 0) & (numbers.abs() < torch.finfo(numbers.dtype).tiny)).sum())
 
 
+@pytest.mark.parametrize("seldom", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype):
+def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype, seldom):
     """An Intel core multiplies subnormal numbers a hundred times as slowly."""
+    weigh = partial(MODULE.normal_weights, seldom=seldom)
     spread = torch.linspace(0, -1.2 * math.log(torch.finfo(dtype).tiny), 997)
     scores = -spread.to(dtype) + torch.randn(5, 1, dtype=dtype)
-    plain, cut = torch.softmax(scores, -1), MODULE.normal_weights(scores)
+    plain, cut = torch.softmax(scores, -1), weigh(scores)
     assert subnormal(plain) > 0
     assert subnormal(cut) == 0
+    assert cut[cut > 0].min() ** 2 >= torch.finfo(dtype).tiny
     assert (cut - plain).abs().max() <= torch.finfo(dtype).eps ** 2
     far = torch.full((1, 7), -1e30, dtype=dtype)
-    assert (MODULE.normal_weights(far) - 1 / 7).abs().max() <= torch.finfo(dtype).eps
-    assert MODULE.normal_weights(torch.full((1, 3), torch.nan, dtype=dtype)).isnan().all()
+    assert (weigh(far) - 1 / 7).abs().max() <= torch.finfo(dtype).eps
+    assert weigh(torch.full((1, 3), torch.nan, dtype=dtype)).isnan().all()
+    assert weigh(torch.zeros(0, 3, 5, dtype=dtype)).shape == (0, 3, 5)
+
+
+@pytest.mark.parametrize("farthest", [1, 2, 40])
+def test_where_nothing_is_cut_looking_first_gives_the_softmax_bit_by_bit(farthest):
+    scores = farthest * torch.rand(3, 5, 7)
+    assert torch.equal(MODULE.normal_weights(scores, seldom=True), torch.softmax(scores, -1))
 
 
 class Subnormal(TorchDispatchMode):

@@ -327,12 +327,10 @@ def _weights(
 ) -> Float[Tensor, "images heads queries keys"]:
     """Computes the weights of every key and of those queries which the slice is."""
     if mask is None:
-        scores = query @ key.mT
-    else:
-        added = mask.scores(some, query, *tables)
-        sums = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
-        scores = sums.unflatten(0, added.shape[:2])
-    return normal_weights(scores)
+        return normal_weights(query @ key.mT, seldom=True)
+    added = mask.scores(some, query, *tables)
+    sums = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
+    return normal_weights(sums.unflatten(0, added.shape[:2]))
 
 
 def _mixed(

@@ -15,7 +15,6 @@ and over sequences whose weights would not fit into memory.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -110,9 +109,7 @@ def choose_path(sizes: CallSizes, heads: Heads, impl: str = AUTO) -> Path:
         return ReferencePath(reason=REQUESTED, sizes=sizes, heads=heads)
     if heads.content is not None:
         return _by_content(sizes, heads, way)
-    # Without autocast anywhere, no context is entered: that takes longer than the test.
-    off = torch._C._is_any_autocast_enabled()
-    with without_autocast(sizes.device) if off else nullcontext():
+    with without_autocast(sizes.device):
         return _by_position(sizes, heads, way)
 
 
@@ -162,9 +159,11 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
         path = _long(encoding, sizes, tables[sizes.long_line], reason, way)
         if path is not None:
             return path
-    weights = []
-    for table, axis in zip(tables, sizes.axes, strict=True):
-        weights.append(position_weights(table, (axis,)))
+    if len(set(sizes.axes)) == 1:
+        weights = list(position_weights(torch.cat(tables), sizes.axes[:1]).chunk(len(tables)))
+    else:
+        along_axes = zip(tables, sizes.axes, strict=True)
+        weights = [position_weights(table, [axis]) for table, axis in along_axes]
     if _joins_axes(sizes):
         weights = [join_axes(weights)]
         reason += ", multiplied to those of all pairs, for two large products"

@@ -17,6 +17,7 @@ from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.encodings.encoding import compute_parameters
 from convattn.functional.torch_modes import (
     at_least_float32,
+    can_be_read,
     is_accelerator,
     without_autocast,
 )
@@ -198,10 +199,7 @@ def attention_weights(
 def position_weights(
     table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis]
 ) -> Float[Tensor, "heads queries keys"]:
-    """Takes the softmax of position scores, with zero for every weight below the root of the smallest normal number.
-
-    Products of smaller weights are subnormal, and processors multiply subnormal numbers far more slowly.
-    In float32 the bound is 1e-19, twelve digits below what rounding leaves of the output.
+    """Takes the softmax of position scores, without weights whose products are subnormal (`normal_weights`).
 
     Args:
         table: Scores of all displacements of `axes`, from the lowest to the highest along each axis.
@@ -214,20 +212,21 @@ def position_weights(
         >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
         [[[1.0, 0.0]]]
     """
-    scores = displacement_scores(table, axes)
-    weights = normal_weights(scores)
-    return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
+    return normal_weights(displacement_scores(table, axes))
 
 
 def normal_weights(
-    scores: Float[Tensor, "*batch queries keys"],
+    scores: Float[Tensor, "*batch queries keys"], *, seldom: bool = False
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Normalises scores as `attention_weights`, with zero for what is below the root of the smallest normal number.
+    """Normalises scores as `attention_weights`, with zero for weights below the root of the smallest normal number.
 
-    That is a share of the row's largest weight. No number on the way is subnormal, nor in the gradient.
+    Products of smaller ones are subnormal, and processors multiply subnormal numbers far more slowly. In float32 the
+    root is 1e-19. What is left out is smaller than the row's largest weight by that root times the number of keys, far
+    below rounding. No number on the way is subnormal, nor in the gradient.
 
     Args:
         scores: Scores in at least float32.
+        seldom: Whether weights are seldom that small, so that it saves time to look first.
 
     Returns:
         Weights that sum to one over the keys.
@@ -239,9 +238,14 @@ def normal_weights(
     # on a GPU each operation costs a start, and subnormal numbers cost nothing
     if scores.device.type != "cpu":
         return attention_weights(scores)
-    least = math.log(torch.finfo(scores.dtype).tiny) / 2
+    # no row of weights sums to more than its number of keys before it is normalised
+    least = math.log(torch.finfo(scores.dtype).tiny) / 2 + math.log(scores.shape[-1])
+    if seldom and scores.numel() and can_be_read(scores):
+        lowest, highest = scores.detach().aminmax()
+        if lowest - highest >= least:
+            return attention_weights(scores)
     highest = scores.detach().amax(-1, keepdim=True)
-    return torch.softmax(functional.threshold(scores - highest, least, -math.inf), dim=-1)
+    return torch.softmax(torch.threshold(scores - highest, least, -math.inf), dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
@@ -353,11 +357,7 @@ def content_scores(
     query = _widened(query)
     key = _widened(key)
     biased = query if content_bias is None else query + content_bias.to(query.dtype)[:, None]
-    scores = einsum(
-        biased,
-        key,
-        "images heads queries width, images heads keys width -> images heads queries keys",
-    )
+    scores = biased @ key.mT
     if position is not None:
         position = position.to(query.dtype).expand(query.shape[1], -1, -1, -1)
         scores = scores + einsum(
@@ -479,8 +479,7 @@ class HeadMaps(NamedTuple):
         if self.output is None:
             return self.value
         output, value = (one.unflatten(1, (self.groups, -1)) for one in (self.output, self.value))
-        pattern = "heads groups outputs width, heads groups width channels"
-        return einsum(output, value, f"{pattern} -> heads groups outputs channels").flatten(1, 2)
+        return (output @ value).flatten(1, 2)
 
 
 def combine_heads(
@@ -498,6 +497,7 @@ def combine_heads(
     Returns:
         The output channels at each query.
     """
+    # einsum, because exporters fix a batch of one image where axes of a product are merged
     pattern = "heads batch groups channels queries, heads groups outputs channels"
     combined = einsum(
         mixed.transpose(0, 1).flatten(3).unflatten(2, (groups, -1)),
@@ -541,12 +541,14 @@ def means_by_axis(
     pixels: Float[Tensor, "..."],
 ) -> Float[Tensor, "heads images channels *queries"]:
     """Takes weighted means along one axis after the other, of the same pixels for all heads or of each head's own."""
-    names = ("depth", "rows", "cols")[-len(weights) :]
-    # heads first: exporters fix a batch of one image where einsum has to move it
-    pattern = "heads images channels " + " ".join(names)
-    before = pattern if pixels.ndim > 2 + len(weights) else pattern.removeprefix("heads ")
-    for name, weight in zip(names, weights, strict=True):
-        after = pattern.replace(name, "queries")
-        pixels = einsum(weight, pixels, f"heads queries {name}, {before} -> {after}")
-        before = pattern = after.replace("queries", f"queries_{name}")
+    axes = len(weights)
+    for weight in weights:
+        # each axis goes to the end, where its queries take its place, so that in the end they are in order
+        moved = pixels.movedim(-axes, -1)
+        if pixels.ndim == 2 + axes:
+            means = functional.linear(moved.flatten(0, -2), weight.flatten(0, 1))
+            pixels = means.view(*moved.shape[:-1], *weight.shape[:2]).movedim(-2, 0)
+        else:
+            means = moved.flatten(1, -2) @ weight.mT
+            pixels = means.unflatten(1, moved.shape[1:-1])
     return pixels
