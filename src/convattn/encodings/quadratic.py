@@ -128,7 +128,7 @@ class Quadratic(QuadraticFeatures):
     Example:
         >>> encoding = Quadratic(1, 2, centres=[[0.0, 1.0]], sharpness=2.0)
         >>> encoding(torch.tensor([[0.0, 1.0], [1.0, 1.0]])).tolist()
-        [[-0.0, -2.0]]
+        [[0.0, -2.0]]
     """
 
     centre_argument = "centres"
