@@ -175,6 +175,8 @@ def test_scores_along_an_axis_of_another_shape_are_refused():
 
     with pytest.raises(ShapeError, match=r"the score of Wrong\(.*= \(3, 2, 13\), but is \(2, 13\)"):
         RelativeAttention2d(3, 5, num_heads=3, encoding=Wrong(3, 2))(torch.zeros(1, 3, 7, 5))
+    with pytest.raises(ShapeError, match=r"the score of Wrong\(.*= \(3, 2, 9\), but is \(2, 9\)"):
+        Wrong(3, 2)(torch.zeros(9, 2))
 
 
 @pytest.mark.parametrize("function", [Quadratic, 3, None])

@@ -446,12 +446,14 @@ class AxisAdditiveEncoding(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Adds up the scores of the axes."""
-        return self.axis_scores(displacement.movedim(-1, 0)).sum(1)
+        along_axes = displacement.movedim(-1, 0)
+        scores = self.axis_scores(along_axes)
+        self._require_scores(scores, along_axes.shape)
+        return scores.sum(1)
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Adds up the features of the axes."""
-        vectors = map(self.axis_feature_vectors, count(), displacement.unbind(-1))
-        return reduce(torch.add, vectors)
+        return reduce(torch.add, map(self.axis_feature_vectors, count(), displacement.unbind(-1)))
 
 
 def _every_displacement(
