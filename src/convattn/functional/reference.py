@@ -533,7 +533,13 @@ def attend_by_axis(
     Returns:
         Output channels at each query.
     """
-    return combine_heads(means_by_axis(weights, keys).transpose(0, 1), maps, groups)
+    if groups > 1 or len(weights) == 1:
+        return combine_heads(means_by_axis(weights, keys).transpose(0, 1), maps, groups)
+    # with images third, means lie side by side after the second axis: one product of each image sums over heads
+    means = means_by_axis(weights, keys.transpose(0, 1))
+    pixels = means.flatten(3).flatten(0, 1).transpose(0, 1)
+    matrices = maps.transpose(0, 1).flatten(1).expand(keys.shape[0], -1, -1)
+    return torch.bmm(matrices, pixels).unflatten(2, means.shape[3:])
 
 
 def means_by_axis(
