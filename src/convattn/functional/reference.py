@@ -212,11 +212,12 @@ def position_weights(
         >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
         [[[1.0, 0.0]]]
     """
-    return normal_weights(displacement_scores(table, axes))
+    scores = displacement_scores(table, axes)
+    return normal_weights(scores, among=table if len(axes) > 1 else None)
 
 
 def normal_weights(
-    scores: Float[Tensor, "*batch queries keys"], *, seldom: bool = False
+    scores: Float[Tensor, "*batch queries keys"], *, among: Tensor | None = None
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for weights below the root of the smallest normal number.
 
@@ -226,7 +227,8 @@ def normal_weights(
 
     Args:
         scores: Scores in at least float32.
-        seldom: Whether weights are seldom that small, so that it saves time to look first.
+        among: Numbers among which all scores are, if it saves time to look at these first: where they lie close
+            together, no weight is that small.
 
     Returns:
         Weights that sum to one over the keys.
@@ -240,12 +242,12 @@ def normal_weights(
         return attention_weights(scores)
     # no row of weights sums to more than its number of keys before it is normalised
     least = math.log(torch.finfo(scores.dtype).tiny) / 2 + math.log(scores.shape[-1])
-    if seldom and scores.numel() and can_be_read(scores):
-        lowest, highest = scores.detach().aminmax()
+    if among is not None and among.numel() and can_be_read(among):
+        lowest, highest = among.detach().aminmax()
         if lowest - highest >= least:
             return attention_weights(scores)
     highest = scores.detach().amax(-1, keepdim=True)
-    return torch.softmax(torch.threshold(scores - highest, least, -math.inf), dim=-1)
+    return torch.softmax(torch.threshold_(scores - highest, least, -math.inf), dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
