@@ -72,7 +72,7 @@ def filter_images(
     compute = partial(_filtered, axes, lengths)
     images = pixels.unflatten(1, (groups, -1))
     matrices = maps.unflatten(1, (groups, -1))
-    conjugates = _of_keys(kernels, lengths).conj()
+    conjugates = _of_keys(kernels, lengths).conj().resolve_conj()
     if needs_own_operations(pixels, maps, kernels, factors):
         y = compute(images, matrices, conjugates, factors)
     else:
@@ -300,14 +300,13 @@ def _survey(
     """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
     lengths = [quick_length(size) for size in exponential.shape]
     starts = [0] * len(axes)
-    square = exponential**2
-    (total,) = _count(_place(exponential[None], axes, lengths, starts), axes)
-    (energy,) = _count(_place(square[None], axes, lengths, starts), axes)
+    both = torch.stack([exponential, exponential**2])
+    total, energy = _count(_place(both, axes, lengths, starts), axes)
     margins = []
     for axis in range(len(axes)):
         others = tuple(dim for dim in range(len(axes)) if dim != axis)
         margins.append(exponential.sum(others) if others else exponential)
-    return total, energy < least * square.sum(), *margins
+    return total, energy < least * both[1].sum(), *margins
 
 
 def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list[slice]:
