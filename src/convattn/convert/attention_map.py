@@ -131,7 +131,7 @@ class AttentionMap:
             for dim in range(1, box.ndim):
                 for end in (0, -1) if box.shape[dim] > 1 else ():
                     face = box.select(dim, end).reshape(len(box), -1).sum(1)
-                    if bool((face <= rest).all()):
+                    if (face <= rest).all():
                         faces.append((face.max().item(), dim, end, face))
             if not faces:
                 return kept

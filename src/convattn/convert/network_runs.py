@@ -262,7 +262,7 @@ def read_arguments(model: nn.Module, images: Images | None, *, may_draw: bool = 
     held = arguments.tensors()
     if any(tensor.is_meta for tensor in held):
         raise ArgumentError("images must be tensors with values, but one is on the meta device")
-    if any(bool(_as_real(tensor).isnan().any()) for tensor in held):
+    if any(_as_real(tensor).isnan().any() for tensor in held):
         raise ArgumentError("images must hold no NaN, but some do")
     if held and not any(tensor.numel() for tensor in held):
         raise ArgumentError(f"images must be a batch of at least one, but are {sorts(held)}")

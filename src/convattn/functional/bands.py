@@ -95,7 +95,7 @@ def find_bands(
     leak = torch.finfo(dtype).eps * _NEGLIGIBLE
     fall = math.log(axis.keys / leak)
     highest = scores.amax(-1, keepdim=True)
-    if not bool(highest.isfinite().all()):
+    if not highest.isfinite().all():
         return None
     matters = (scores >= highest - fall).byte()
     lows = (axis.lowest + matters.argmax(-1)).tolist()
@@ -140,12 +140,12 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
     first = axis.queries[-1] - queries[-1]
     seen = scores[:, first : first + positions - 1 + axis.keys]
     least = _window_max(seen, positions, axis.keys)[:, :: queries.step] - fall
-    if not bool(least.isfinite().all()):
+    if not least.isfinite().all():
         return None
     keys = high - low + 1
     while keys <= axis.keys // 2:
         others = _window_max(seen[:, keys:], positions, axis.keys - keys)[:, :: queries.step]
-        if bool((others < least).all()):
+        if (others < least).all():
             return len(queries), keys
         keys *= 2
     return None

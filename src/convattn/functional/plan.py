@@ -160,18 +160,18 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
         if path is not None:
             return path
     if len(set(sizes.axes)) == 1:
-        weights = list(position_weights(torch.cat(tables), sizes.axes[:1]).chunk(len(tables)))
+        weights = position_weights(torch.cat(tables), sizes.axes[:1]).chunk(len(tables))
     else:
-        along_axes = zip(tables, sizes.axes, strict=True)
-        weights = [position_weights(table, [axis]) for table, axis in along_axes]
+        one_each = zip(sizes.axes)
+        weights = tuple(map(position_weights, tables, one_each))
     if _joins_axes(sizes):
-        weights = [join_axes(weights)]
+        weights = (join_axes(weights),)
         reason += ", multiplied to those of all pairs, for two large products"
     return SeparablePath(
         reason=reason,
         sizes=sizes,
         values_first=values_come_first(sizes, by_axis=True),
-        weights=tuple(weights),
+        weights=weights,
     )
 
 

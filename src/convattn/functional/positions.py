@@ -141,11 +141,8 @@ def in_parts(channels: Channels, dtype: torch.dtype, query: int, key: int = 1) -
     """
     of_queries = _parts(channels.query, dtype, query)
     of_keys = _parts(channels.key, dtype, key)
-    pairs = list(product(of_queries, of_keys))
-    return Channels(
-        torch.cat([pair[0] for pair in pairs], dim=-1),
-        torch.cat([pair[1] for pair in pairs], dim=-1),
-    )
+    queries, keys = zip(*product(of_queries, of_keys), strict=True)
+    return Channels(torch.cat(queries, dim=-1), torch.cat(keys, dim=-1))
 
 
 def _parts(numbers: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:

@@ -436,7 +436,7 @@ def attend(
         Output channels at each query, in the dtype of `keys`.
     """
     pattern = "heads queries keys" if weights.ndim == 3 else "images heads queries keys"
-    weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
+    weights = functional.dropout(weights, dropout).to(keys.dtype)
     pattern += ", images channels keys -> images heads channels queries"
     mixed = einsum(weights, keys.flatten(2), pattern)
     return combine_heads(mixed, maps, groups)
@@ -452,9 +452,7 @@ class HeadMaps(NamedTuple):
     def weighted(self, factors: Float[Tensor, " heads"]) -> "HeadMaps":
         """Multiplies each head's matrix by a number."""
         numbers = factors.to(self.value.dtype)[:, None, None]
-        if self.output is None:
-            return self._replace(value=numbers * self.value)
-        return self._replace(output=numbers * self.output)
+        return self._replace(value=numbers * self.value)
 
     def values(
         self, keys: Float[Tensor, "batch channels *spatial"]

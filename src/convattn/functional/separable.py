@@ -62,8 +62,7 @@ def separable_attention(
     in_torch = torch.compiler.is_compiling() or needs_own_operations(keys, maps, *weights)
     narrow = product_dtype(keys).itemsize < 4 and not in_torch
     if is_accelerator(keys.device) or narrow:
-        y = attention_by_products(weights, keys, maps, groups)
-        return y.view(*y.shape[:2], *[weight.shape[1] for weight in weights])
+        return attention_by_products(weights, keys, maps, groups)
     maps = maps.contiguous()  # held as a kernel they are strided, and every product would copy them
     weights = [weight.to(keys.dtype) for weight in weights]
     if in_torch or keys.is_meta or _are_small(weights, keys):

@@ -114,7 +114,7 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
         layout=layout,
         rows=as_slice(rows),
         cols=as_slice(cols),
-        valid=None if bool(valid.all()) else valid.clone(),
+        valid=None if valid.all() else valid.clone(),
         bins=bins,
         displacements=displacements.double() / _STEPS,
         counts=torch.bincount(numbers).double(),

@@ -81,7 +81,7 @@ class Layout:
 
     def with_allowed(self, allowed: Bool[Tensor, "groups queries keys"]) -> "Layout":
         """Returns the layout with a mask; None stands for a mask that excludes nothing."""
-        return replace(self, allowed=None if bool(allowed.all()) else allowed)
+        return replace(self, allowed=None if allowed.all() else allowed)
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,6 @@ def _by_position(
 def as_slice(places: Int64[Tensor, " places"]) -> slice | Int64[Tensor, " places"]:
     """Returns places as a slice, which takes them without a copy, if they stand in order with nothing between."""
     steps = places.diff()
-    if bool((steps != 1).any()):
+    if (steps != 1).any():
         return places
     return slice(int(places[0]), int(places[-1]) + 1)

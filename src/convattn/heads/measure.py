@@ -77,7 +77,7 @@ class LayerMeasure:
         if held_out:
             self.kernels.score(call.weights, self.pairs, self.sums)
         added = sum_heads(call.weights, self.pairs, members)
-        if not bool(torch.isfinite(added.squares).all()):
+        if not torch.isfinite(added.squares).all():
             raise ArgumentError(
                 f"images must give finite attention, but weights of {name} are not finite"
             )

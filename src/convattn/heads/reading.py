@@ -345,7 +345,7 @@ def _with_mask(
     if layout.allowed is not None or mask is None or bool(mask.all()):
         return layout, None
     pairs = by_group(mask.broadcast_to(product.shape)).any(2).cpu()
-    if bool((pairs == pairs[:1]).all()):
+    if (pairs == pairs[:1]).all():
         return layout.with_allowed(pairs[0]), None
     return layout, pairs
 

@@ -166,7 +166,7 @@ class LayerMaps:
         count, tensors = len(self._images), self._tensors
         if count > 1:
             self.add({part: total / count for part, total in self._sums.items()}, "mean")
-        signed = any(bool(lows.any()) for lows in self._lows.values())
+        signed = any(lows.any() for lows in self._lows.values())
         if signed:
             for name, lows in self._lows.items():
                 tensors.keep(name, lows)

@@ -63,7 +63,7 @@ def key_lattice(layout: Layout) -> Lattice:
     steps = [_step(placed[..., axis], size) for axis, size in enumerate(layout.grid)]
     exact = (placed - first) / placed.new_tensor(steps)
     cells = exact.round()
-    if bool(((exact - cells).abs() >= 1e-3).any()):
+    if ((exact - cells).abs() >= 1e-3).any():
         raise UnsupportedModelError("its keys are not on a regular lattice, which the viewer needs")
     cells = cells.int()
     rows, cols = (cells.amax((0, 1)) + 1).tolist()

@@ -64,7 +64,7 @@ class SceneTensors:
         compact = _compact(tensor.detach().cpu())
         if compact.is_floating_point() and not gaps:
             wrong = compact.isnan() | compact.isposinf()
-            if bool(wrong.any()):
+            if wrong.any():
                 raise ArgumentError(
                     f"the network must hold finite numbers, but {name} of its scene has nan or inf"
                 )
