@@ -304,7 +304,7 @@ def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype, lo
     """An Intel core multiplies subnormal numbers a hundred times as slowly."""
 
     def weigh(scores):
-        return MODULE.normal_weights(scores, among=scores if looks_first else None)
+        return MODULE.normal_weights(scores, bounds=scores if looks_first else None)
 
     spread = torch.linspace(0, -1.2 * math.log(torch.finfo(dtype).tiny), 997)
     scores = -spread.to(dtype) + torch.randn(5, 1, dtype=dtype)
@@ -322,7 +322,7 @@ def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype, lo
 @pytest.mark.parametrize("farthest", [1, 2, 40])
 def test_where_nothing_is_cut_looking_first_gives_the_softmax_bit_by_bit(farthest):
     scores = farthest * torch.rand(3, 5, 7)
-    assert torch.equal(MODULE.normal_weights(scores, among=scores), torch.softmax(scores, -1))
+    assert torch.equal(MODULE.normal_weights(scores, bounds=scores), torch.softmax(scores, -1))
 
 
 class Subnormal(TorchDispatchMode):

@@ -150,6 +150,20 @@ def test_no_product_of_position_weights_is_subnormal(dtype):
     assert_within_budget(made, hi, roundings(gradient, table))
 
 
+@pytest.mark.parametrize("beyond", [False, True])
+def test_scores_of_all_axes_are_cut_where_the_table_goes_that_low(beyond):
+    axes = (Axis(range(3), 3), Axis(range(3), 3))
+    least = math.log(torch.finfo(torch.float32).tiny) / 2 + math.log(9)
+    table = least / 2 * torch.rand(2, 5, 5)
+    table[:, 2, 2] = 0  # which every query sees
+    table[:, 4, 4] = least * (1.01 if beyond else 0.99)  # from the first pixel to the last
+    plain = attention_weights(displacement_scores(table, axes))
+    weights = position_weights(table, axes)
+    assert (weights[:, 0, 8] == 0).all() == beyond
+    weights[:, 0, 8] = plain[:, 0, 8]
+    assert torch.equal(weights, plain)
+
+
 def test_position_weights_keep_what_is_not_finite():
     table = torch.tensor([[0.0, math.nan, 0.0]])
     assert position_weights(table, (Axis(range(2), 2),)).isnan().all()

@@ -35,7 +35,9 @@ class DensePath(KeyPath):
 
     def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Takes weighted means of all pixels, before or after the matrices."""
-        weights = functional.dropout(self.weights, self.dropout)
+        weights = self.weights
+        if self.dropout:
+            weights = functional.dropout(weights, self.dropout)
         return explicit_means([weights], keys.flatten(2), maps, values_first=self.values_first)
 
 

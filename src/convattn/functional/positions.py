@@ -139,9 +139,8 @@ def in_parts(channels: Channels, dtype: torch.dtype, query: int, key: int = 1) -
     Returns:
         As many channels for each as there are pairs of parts.
     """
-    of_queries = _parts(channels.query, dtype, query)
-    of_keys = _parts(channels.key, dtype, key)
-    queries, keys = zip(*product(of_queries, of_keys), strict=True)
+    pairs = product(_parts(channels.query, dtype, query), _parts(channels.key, dtype, key))
+    queries, keys = zip(*pairs, strict=True)
     return Channels(torch.cat(queries, dim=-1), torch.cat(keys, dim=-1))
 
 

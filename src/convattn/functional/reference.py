@@ -213,11 +213,11 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    return normal_weights(scores, among=table if len(axes) > 1 else None)
+    return normal_weights(scores, bounds=table if len(axes) > 1 else None)
 
 
 def normal_weights(
-    scores: Float[Tensor, "*batch queries keys"], *, among: Tensor | None = None
+    scores: Float[Tensor, "*batch queries keys"], *, bounds: Tensor | None = None
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for weights below the root of the smallest normal number.
 
@@ -227,8 +227,7 @@ def normal_weights(
 
     Args:
         scores: Scores in at least float32.
-        among: Numbers among which all scores are, if it saves time to look at these first: where they lie close
-            together, no weight is that small.
+        bounds: Numbers whose range holds all scores: where it is small, no score is cut. None always cuts.
 
     Returns:
         Weights that sum to one over the keys.
@@ -242,8 +241,8 @@ def normal_weights(
         return attention_weights(scores)
     # no row of weights sums to more than its number of keys before it is normalised
     least = math.log(torch.finfo(scores.dtype).tiny) / 2 + math.log(scores.shape[-1])
-    if among is not None and among.numel() and can_be_read(among):
-        lowest, highest = among.detach().aminmax()
+    if bounds is not None and bounds.numel() and can_be_read(bounds):
+        lowest, highest = bounds.detach().aminmax()
         if lowest - highest >= least:
             return attention_weights(scores)
     highest = scores.detach().amax(-1, keepdim=True)
@@ -436,7 +435,7 @@ def attend(
         Output channels at each query, in the dtype of `keys`.
     """
     pattern = "heads queries keys" if weights.ndim == 3 else "images heads queries keys"
-    weights = functional.dropout(weights, dropout).to(keys.dtype)
+    weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
     pattern += ", images channels keys -> images heads channels queries"
     mixed = einsum(weights, keys.flatten(2), pattern)
     return combine_heads(mixed, maps, groups)
@@ -533,9 +532,11 @@ def attend_by_axis(
     Returns:
         Output channels at each query.
     """
-    if groups > 1 or len(weights) == 1:
+    # with so few outputs, gradients of the matrices for each image are no more numbers than its means
+    by_image = maps.shape[1] <= math.prod(weight.shape[1] for weight in weights)
+    if groups > 1 or len(weights) == 1 or not by_image:
         return combine_heads(means_by_axis(weights, keys).transpose(0, 1), maps, groups)
-    # with images third, means lie side by side after the second axis: one product of each image sums over heads
+    # with images third, those of an image are one matrix after the last axis
     means = means_by_axis(weights, keys.transpose(0, 1))
     pixels = means.flatten(3).flatten(0, 1).transpose(0, 1)
     matrices = maps.transpose(0, 1).flatten(1).expand(keys.shape[0], -1, -1)
@@ -545,8 +546,11 @@ def attend_by_axis(
 def means_by_axis(
     weights: Sequence[Float[Tensor, "heads _ _"]],
     pixels: Float[Tensor, "..."],
-) -> Float[Tensor, "heads images channels *queries"]:
-    """Takes weighted means along one axis after the other, of the same pixels for all heads or of each head's own."""
+) -> Float[Tensor, "heads first second *queries"]:
+    """Takes weighted means along one axis after the other, of the same pixels for all heads or of each head's own.
+
+    Images and channels come before those axes, in any order.
+    """
     axes = len(weights)
     for weight in weights:
         # each axis goes to the end, where its queries take its place, so that in the end they are in order

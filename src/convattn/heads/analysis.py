@@ -233,7 +233,7 @@ class Images:
                 sizes = " and ".join(map(str, sorted(shapes)))
                 raise ArgumentError(f"images must be of one size, but are of {sizes}")
             batch = torch.stack(parts)
-            if batch.is_floating_point() and not bool(torch.isfinite(batch).all()):
+            if batch.is_floating_point() and not torch.isfinite(batch).all():
                 raise ArgumentError("images must hold finite numbers, but some are infinite or nan")
             batches[key] = batch
         return batches

@@ -85,7 +85,7 @@ class Pairs:
 def has_positions(layout: Layout) -> bool:
     """Says whether any query and any key has a position."""
     has_query = bool((layout.queries >= 0).any())
-    return has_query and not bool(layout.key_prefix.all())
+    return has_query and not layout.key_prefix.all()
 
 
 def make_pairs(layout: Layout, name: str) -> Pairs:

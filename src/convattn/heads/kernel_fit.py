@@ -101,7 +101,7 @@ def fit_logs(
         fitted = weights * (inverse @ keys)
         error = (measured - fitted).abs().amax(dim=1)
         settled = ~(error > _SETTLED * largest)  # a head of nan counts as settled
-        if rounds == _ROUNDS or bool(settled.all()):
+        if rounds == _ROUNDS or settled.all():
             return weights.log().log_softmax(dim=1), settled
         curvature = fitted - weights.square() * (inverse.square() @ keys)
         step = (measured - fitted) / (2 * curvature.clamp_min(0) + _LEAST)

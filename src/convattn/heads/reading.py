@@ -342,7 +342,7 @@ def _with_mask(
     images are not added, but returned.
     """
     mask = product.mask
-    if layout.allowed is not None or mask is None or bool(mask.all()):
+    if layout.allowed is not None or mask is None or mask.all():
         return layout, None
     pairs = by_group(mask.broadcast_to(product.shape)).any(2).cpu()
     if (pairs == pairs[:1]).all():

@@ -92,7 +92,7 @@ class Exhibit:
         for image in self._before_normalisation():
             outside = (image < -_ROUNDING) | (image > 1 + _ROUNDING)
             note = ""
-            if self.mean and bool(outside.any()):
+            if self.mean and outside.any():
                 share = 100 * outside.double().mean().item()
                 note = _CLIPPED.format(share, image.min().item(), image.max().item())
             notes.append(note)
@@ -115,7 +115,7 @@ def _require_images(images: Any) -> None:
         raise ArgumentError(must_be_a("images", f"a tensor {expected}", images))
     if images.ndim != 4 or not images.numel():
         raise ShapeError(must_be("images", expected, tuple(images.shape)))
-    if not images.is_floating_point() or not bool(torch.isfinite(images).all()):
+    if not images.is_floating_point() or not torch.isfinite(images).all():
         raise ArgumentError("images must be finite floating-point numbers")
 
 
