@@ -13,11 +13,7 @@ from torch.nn import functional
 
 from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.quotient import weighted_sums
-from convattn.functional.reference import (
-    HeadMaps,
-    combine_heads,
-    normal_weights,
-)
+from convattn.functional.reference import HeadMaps, combine_heads, normal_weights
 from convattn.functional.torch_modes import at_least_float32, product_dtype, without_autocast
 from convattn.grid import Axis
 

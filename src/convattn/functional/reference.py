@@ -532,9 +532,9 @@ def attend_by_axis(
     Returns:
         Output channels at each query.
     """
-    # with so few outputs, gradients of the matrices for each image are no more numbers than its means
-    by_image = maps.shape[1] <= math.prod(weight.shape[1] for weight in weights)
-    if groups > 1 or len(weights) == 1 or not by_image:
+    # with more outputs than queries, gradients of the matrices by image would be more numbers than its means
+    queries = [weight.shape[1] for weight in weights]
+    if groups > 1 or len(weights) == 1 or maps.shape[1] > math.prod(queries):
         return combine_heads(means_by_axis(weights, keys).transpose(0, 1), maps, groups)
     # with images third, those of an image are one matrix after the last axis
     means = means_by_axis(weights, keys.transpose(0, 1))

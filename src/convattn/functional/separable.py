@@ -23,11 +23,7 @@ from torch import Tensor
 
 from convattn.functional.large_products import attention_by_products
 from convattn.functional.path import CallSizes, Cost, KeyPath
-from convattn.functional.reference import (
-    HeadMaps,
-    attend_by_axis,
-    means_by_axis,
-)
+from convattn.functional.reference import HeadMaps, attend_by_axis, means_by_axis
 from convattn.functional.tiles import attention_in_tiles
 from convattn.functional.torch_modes import is_accelerator, needs_own_operations, product_dtype
 
