@@ -237,7 +237,7 @@ def normal_weights(
         [[0.0, 1.0], [0.5, 0.5]]
     """
     # on a GPU each operation costs a start, and subnormal numbers cost nothing
-    if scores.device.type != "cpu":
+    if is_accelerator(scores.device):
         return attention_weights(scores)
     # no row of weights sums to more than its number of keys before it is normalised
     least = math.log(torch.finfo(scores.dtype).tiny) / 2 + math.log(scores.shape[-1])
