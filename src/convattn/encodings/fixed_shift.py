@@ -9,12 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings.encoding import per_head, read_numbers
-from convattn.encodings.quadratic import (
-    Quadratic,
-    QuadraticFeatures,
-    as_displacements,
-    kernel_taps,
-)
+from convattn.encodings.quadratic import Quadratic, QuadraticFeatures, as_displacements, kernel_taps
 from convattn.errors import ArgumentError, must_be, require
 from convattn.grid import Displacements
 

@@ -328,10 +328,10 @@ def _weights(
     """Computes the weights of every key and of those queries which the slice is."""
     if mask is None:
         scores = query @ key.mT
-        return normal_weights(scores, bounds=scores)
+        return normal_weights(scores, bounds=scores, owned=True)
     added = mask.scores(some, query, *tables)
     sums = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
-    return normal_weights(sums.unflatten(0, added.shape[:2]))
+    return normal_weights(sums, owned=True).unflatten(0, added.shape[:2])
 
 
 def _mixed(

@@ -217,7 +217,10 @@ def position_weights(
 
 
 def normal_weights(
-    scores: Float[Tensor, "*batch queries keys"], *, bounds: Tensor | None = None
+    scores: Float[Tensor, "*batch queries keys"],
+    *,
+    bounds: Tensor | None = None,
+    owned: bool = False,
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for weights below the root of the smallest normal number.
 
@@ -228,6 +231,7 @@ def normal_weights(
     Args:
         scores: Scores in at least float32.
         bounds: Numbers whose range holds all scores: where it is small, no score is cut. None always cuts.
+        owned: Whether the scores may be overwritten.
 
     Returns:
         Weights that sum to one over the keys.
@@ -246,7 +250,8 @@ def normal_weights(
         if lowest - highest >= least:
             return attention_weights(scores)
     highest = scores.detach().amax(-1, keepdim=True)
-    return torch.softmax(torch.threshold_(scores - highest, least, -math.inf), dim=-1)
+    lowered = scores.sub_(highest) if owned else scores - highest
+    return torch.softmax(torch.threshold_(lowered, least, -math.inf), dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:

@@ -30,10 +30,7 @@ from convattn.heads.catalogue import (
     register_attention,
     survey,
 )
-from convattn.heads.families.attention_class import (
-    CallContext,
-    how_to_register,
-)
+from convattn.heads.families.attention_class import CallContext, how_to_register
 from convattn.heads.families.window_attention import window_layout
 from convattn.heads.layout import (
     OUTSIDE,

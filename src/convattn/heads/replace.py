@@ -16,11 +16,7 @@ from convattn.heads.call_stack import CallStack, require_pixels, with_parents
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention, TokenLayer
-from convattn.heads.fixed_attention import (
-    FixedAttention,
-    FixedHeads,
-    MappedHeads,
-)
+from convattn.heads.fixed_attention import FixedAttention, FixedHeads, MappedHeads
 from convattn.heads.head_report import AGAIN, HeadReport, LayerReport
 from convattn.heads.layout import WHOLE
 from convattn.heads.replaceable_heads import (

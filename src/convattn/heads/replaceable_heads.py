@@ -10,13 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import (
-    ArgumentError,
-    UnsupportedModelError,
-    must_be,
-    must_be_a,
-    require_name,
-)
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, require_name
 from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
 from convattn.heads.catalogue import attention_class, is_own

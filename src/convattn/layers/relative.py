@@ -12,12 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, fx, nn
 
-from convattn.encodings import (
-    ENCODINGS,
-    Encoding,
-    ScoreFunction,
-    create_encoding,
-)
+from convattn.encodings import ENCODINGS, Encoding, ScoreFunction, create_encoding
 from convattn.encodings.registry import require_encoding
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a, require_name
 from convattn.functional import (

@@ -13,11 +13,7 @@ from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
 from convattn.errors import ShapeError, require, require_name
 from convattn.grid import PADDING_MODES, axis_lists
-from convattn.layers import (
-    Content,
-    RelativeAttention,
-    RelativeAttention2d,
-)
+from convattn.layers import Content, RelativeAttention, RelativeAttention2d
 from convattn.models.block import MixingBlock
 from convattn.models.classifier import ImageClassifier, require_whole
 

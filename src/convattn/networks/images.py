@@ -14,12 +14,7 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, DataError, MissingDependencyError, require
 from convattn.models.classifier import ImageClassifier
-from convattn.networks.datasets import (
-    CIFAR10_MEAN,
-    CIFAR10_STD,
-    load_digits,
-    load_samples,
-)
+from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples
 from convattn.networks.loading import LoadedNetwork
 from convattn.networks.pictures import (
     ENDINGS,

@@ -12,12 +12,7 @@ from torch import nn
 
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.surgery import require_network
-from convattn.errors import (
-    ArgumentError,
-    UnsupportedModelError,
-    optional_module,
-    require,
-)
+from convattn.errors import ArgumentError, UnsupportedModelError, optional_module, require
 from convattn.files import AnyPath, new_folder, write_atomically
 from convattn.layers import FrozenAttention
 from convattn.networks.differences import first_differences
