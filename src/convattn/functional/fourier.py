@@ -8,7 +8,7 @@ are computed in float64, and the means at queries that are weak nevertheless are
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import inf, log, log2, prod
 from typing import ClassVar, NamedTuple, final
 
@@ -71,7 +71,8 @@ def filter_images(
     lengths = kernels.shape[1:]
     compute = partial(_filtered, axes, lengths)
     images = pixels.unflatten(1, (groups, -1))
-    matrices = maps.unflatten(1, (groups, -1))
+    # channels before heads, so that those of some channels lie side by side
+    matrices = maps.unflatten(1, (groups, -1)).movedim(0, -1).contiguous()
     conjugates = _of_keys(kernels, lengths).conj().resolve_conj()
     if needs_own_operations(pixels, maps, kernels, factors):
         y = compute(images, matrices, conjugates, factors)
@@ -84,11 +85,11 @@ def filter_images(
         by_image = []
         for some in images.split(at_once):
             by_group = []
-            split = zip(some.split(in_groups, 1), matrices.split(in_groups, 1), strict=True)
+            split = zip(some.split(in_groups, 1), matrices.split(in_groups), strict=True)
             for own, blocks in split:
-                parts = zip(own.split(in_channels, 2), blocks.split(in_channels, 3), strict=True)
-                sums = [compute(x, weights, conjugates, factors) for x, weights in parts]
-                by_group.append(sum(sums[1:], sums[0]))
+                parts = zip(own.split(in_channels, 2), blocks.split(in_channels, 2), strict=True)
+                sums = (compute(x, weights, conjugates, factors) for x, weights in parts)
+                by_group.append(reduce(torch.add, sums))
             by_image.append(torch.cat(by_group, dim=1))
         y = torch.cat(by_image)
     return y.flatten(1, 2).unflatten(2, factors.shape[1:])
@@ -98,15 +99,14 @@ def _filtered(
     axes: Sequence[Axis],
     lengths: Sequence[int],
     x: Float[Tensor, "images groups channels *spatial"],
-    maps: Float[Tensor, "heads groups outputs channels"],
+    maps: Float[Tensor, "groups outputs channels heads"],
     conjugates: Complex[Tensor, "heads *frequencies"],
     factors: Float[Tensor, "heads *queries"],
 ) -> Float[Tensor, "images groups outputs queries"]:
-    keys = _of_keys(x, lengths)
-    means = _at_queries(keys * conjugates[:, None, None, None], lengths, axes)
-    means = (means * factors[:, None, None, None]).to(x.dtype)
-    pattern = "heads groups outputs channels, heads images groups channels queries"
-    return einsum(maps, means.flatten(4), f"{pattern} -> images groups outputs queries")
+    keys = _of_keys(x[:, :, :, None], lengths)
+    means = _at_queries(keys * conjugates, lengths, axes)
+    means = (means * factors).to(x.dtype).flatten(4)
+    return maps.flatten(2) @ means.flatten(2, 3)
 
 
 def _of_keys(channels: Tensor, lengths: Sequence[int]) -> Complex[Tensor, "..."]:
