@@ -362,14 +362,14 @@ class ContentPath(Path):
         sizes = self.sizes
         share = self.form.heads.share
         keys = pad_keys(x, sizes.geometry)
-        value = maps.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
-        mixed = self._means(keys, value)
+        own = maps
         if share is not None:
-            mixed = mixed * (1 - share)[:, None, None]
-        mixed = mixed.mT
+            own = maps.weighted(1 - share)
+        value = own.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
+        mixed = self._means(keys, value).mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
-        y = maps.combine(mixed, values_first=self.values_first)
+        y = own.combine(mixed, values_first=self.values_first)
         y = add_bias(y.unflatten(2, sizes.grid), bias)
         if self.position is None or share is None:
             return y
