@@ -18,13 +18,7 @@ from convattn.encodings.linear_distance import LinearDistance
 from convattn.encodings.quadratic import Quadratic
 from convattn.encodings.score_function import ScoreFunction
 from convattn.encodings.sinusoidal import Sinusoidal
-from convattn.errors import (
-    ArgumentError,
-    UnknownNameError,
-    UnsupportedModelError,
-    must_be,
-    require,
-)
+from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be, require
 from convattn.record import is_json
 
 _known: dict[str, type[Encoding]] = {

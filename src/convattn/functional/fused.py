@@ -143,7 +143,7 @@ def fused_attention(
     given = query.dtype
     wide = at_least_float32(given)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
-    query = query if scale == 1 else query * scale
+    query = query * scale
     inputs = (query, key, value, *tables)
     if own_operations:
         return _explicit(mask, dropout, slice(None), *inputs).to(given)
