@@ -12,7 +12,7 @@ from convattn.functional import (
     attention_weights,
     displacement_scores,
 )
-from convattn.functional.reference import content_scores, position_weights
+from convattn.functional.reference import content_scores, normal_weights, position_weights
 from convattn.grid import Axis
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
@@ -167,3 +167,12 @@ def test_scores_of_all_axes_are_cut_where_the_table_goes_that_low(beyond):
 def test_position_weights_keep_what_is_not_finite():
     table = torch.tensor([[0.0, math.nan, 0.0]])
     assert position_weights(table, (Axis(range(2), 2),)).isnan().all()
+
+
+def test_scores_are_overwritten_only_if_they_belong_to_the_call():
+    scores = torch.tensor([[1.0, -49.0, -89.0]])
+    given = scores.clone()
+    weights = normal_weights(scores)
+    assert torch.equal(scores, given)
+    assert torch.equal(normal_weights(scores, owned=True), weights)
+    assert not torch.equal(scores, given)
