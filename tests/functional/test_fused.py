@@ -103,6 +103,11 @@ def check(layer, x, expected=None):
         assert_within_budget(actual, hi, lows, sums=sums)
 
 
+def check_without_gradients(y, expected):
+    hi, sums, lows = expected[0]
+    assert_within_budget(y, hi, lows, sums=sums)
+
+
 @pytest.mark.parametrize("case", CONTENTS.values(), ids=CONTENTS)
 def test_queries_at_a_time_are_the_reference_with_all_gradients(case, monkeypatch):
     x = torch.randn(3, 4, *case[1])
@@ -110,7 +115,28 @@ def test_queries_at_a_time_are_the_reference_with_all_gradients(case, monkeypatc
     for budget in (1, 3000):
         monkeypatch.setattr(torch_modes, "PIECE_BYTES", budget)
         monkeypatch.setattr(MODULE, "KEPT_BYTES", budget)
-        check(made("content", case), x, expected)
+        layer = made("content", case)
+        check(layer, x, expected)
+        with torch.no_grad():
+            check_without_gradients(layer(x), expected)
+
+
+@pytest.mark.parametrize("name", ["content.key.weight", "content.query.weight", "encoding.centres"])
+def test_vmap_maps_over_one_parameter_without_gradients(name):
+    case = CONTENTS["a sum over axes"]
+    layer = made("content", case)
+    x = torch.randn(2, 4, 5, 7)
+    several = torch.stack([scale * layer.get_parameter(name) for scale in (0.5, 1.0, 2.0)])
+
+    def output(value):
+        return torch.func.functional_call(layer, {name: value}, (x,))
+
+    with torch.no_grad():
+        found = torch.vmap(output)(several)
+    for y, value in zip(found, several, strict=True):
+        reference = made("reference", case)
+        reference.get_parameter(name).data.copy_(value)
+        check_without_gradients(y, expected_of(reference, x))
 
 
 class Largest(TorchDispatchMode):

@@ -198,7 +198,7 @@ def band_attention(
         for band in bands.parts:
             heads = torch.tensor(band.heads, device=maps.device)
             of_heads = matrices.index_select(0, heads)
-            attention = _BandAttention(bands.scores, heads, axis, pixels)
+            attention = _BandAttention(bands.scores.index_select(0, heads), axis, pixels)
             parts.append(attention.attend(band, of_heads, groups))
         return sum(parts[1:], parts[0]).to(keys.dtype)
 
@@ -206,8 +206,7 @@ def band_attention(
 class _BandAttention(NamedTuple):
     """Heads of one band on one axis."""
 
-    scores: Float[Tensor, "all_heads displacements"]
-    heads: Tensor  # their numbers
+    scores: Float[Tensor, "heads displacements"]
     axis: Axis
     keys: Float[Tensor, "batch channels keys"]
 
@@ -239,7 +238,6 @@ class _BandAttention(NamedTuple):
         """Takes the means of the keys nearest to an end, for the queries near that end."""
         first = nearest[0] - queries[-1] - self.axis.lowest
         seen = self.scores[:, first : first + queries[-1] - queries[0] + len(nearest)]
-        seen = seen.index_select(0, self.heads)
         by_query = seen.unfold(-1, len(nearest), self.axis.queries.step).flip(1)
         weights = normal_weights(by_query).to(self.keys.dtype)
         pixels = self.keys[..., nearest.start : nearest.stop]
@@ -255,7 +253,7 @@ class _BandAttention(NamedTuple):
     ) -> Float[Tensor, "batch outputs queries"]:
         """Attends where all displacements of the band lead to a key, so that all queries have the same weights."""
         seen = self.scores[:, band.low - self.axis.lowest :][:, : band.taps]
-        weights = normal_weights(seen.index_select(0, self.heads)).to(self.keys.dtype)
+        weights = normal_weights(seen).to(self.keys.dtype)
         keys = self.keys[..., queries[0] + band.low : queries[-1] + band.high + 1]
         step = self.axis.queries.step
         if band.is_kernel(keys.shape[1], maps[0].numel()):

@@ -157,9 +157,8 @@ class OneHot(PositionForm):
         return sum(axis.keys for axis in self.axes)
 
     def _narrow(self, dtype: torch.dtype) -> Precision:
-        content = self.content.key_width
-        channels = self.width
-        too_wide = content + 2 * channels > FLASH_WIDTH >= content + channels
+        in_one_part = self.content.key_width + self.width
+        too_wide = in_one_part + self.width > FLASH_WIDTH >= in_one_part
         return Precision(dtype, 1 if too_wide else 2)
 
     def channels(self, query: Tensor) -> Channels:
@@ -188,8 +187,9 @@ class SecondDegree(PositionForm):
     @classmethod
     def refuses(cls, heads: Heads) -> str | None:
         """Returns why heads cannot be computed in this way; None if they can."""
-        name = type(heads.encoding).__name__
-        other = None if isinstance(heads.encoding, Quadratic) else f"{name} is not Quadratic"
+        other = None
+        if not isinstance(heads.encoding, Quadratic):
+            other = f"{type(heads.encoding).__name__} is not Quadratic"
         return heads.of_positions or other
 
     @property
@@ -273,10 +273,10 @@ def _for_biased(
     features: Sequence[Float[Tensor, "heads_or_one _ width"]],
 ) -> list[Float[Tensor, "heads _"]]:
     """Returns s_h(δ) − u·Ŵr_δ: with the features, a query that holds u then scores as one that does not."""
-    seen = [(table @ bias[..., None]).squeeze(-1) for table in features]
-    if not scores:
-        return [-own for own in seen]
-    return [table - own for table, own in zip(scores, seen, strict=True)]
+    own = []
+    for score, table in zip(scores or [0.0] * len(features), features, strict=True):
+        own.append(score - (table @ bias[..., None]).squeeze(-1))
+    return own
 
 
 def fastest_form(heads: Heads, axes: tuple[Axis, ...], device: torch.device) -> PositionForm:
@@ -389,17 +389,14 @@ class ContentPath(Path):
             wide = at_least_float32(narrow)
             scale = content.key_width**-0.5
             unbiased = query.to(wide) * scale
-            # narrow queries are scaled by the kernel, or they would be rounded once more
-            factor = 1.0
-            if narrow == wide:
-                query = unbiased
-            else:
-                factor = scale
+            query = unbiased
             bias = None
             if content.content_bias is not None:
                 bias = scale * content.content_bias.to(wide)
-                query = query + (bias / factor)[:, None]
-            query = query.to(narrow)
+                query = unbiased + bias[:, None]
+            # narrow queries are scaled by the kernel
+            factor = 1.0 if narrow == wide else scale
+            query = (query / factor).to(narrow)
             key = key.to(narrow)
             mask = None
             if not self.form.is_empty:
@@ -411,5 +408,6 @@ class ContentPath(Path):
                         parts = self.precision.query, self.precision.key
                         channels = in_parts(channels, narrow, *parts)
                     query, key = channels.append(query, key)
-            dropout = self.form.heads.dropout
-            return fused_attention(query, key, value.to(narrow), mask, dropout, scale=factor)
+            return fused_attention(
+                query, key, value.to(narrow), mask, self.form.heads.dropout, scale=factor
+            )

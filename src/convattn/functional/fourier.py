@@ -30,9 +30,9 @@ from convattn.functional.torch_modes import (
     KEPT_BYTES,
     at_least_float32,
     computed_again,
+    fitting,
     is_accelerator,
     needs_own_operations,
-    piece_bytes,
     product_dtype,
     without_autocast,
 )
@@ -145,7 +145,7 @@ def _sizes_at_a_time(
     if not is_accelerator(images.device):
         most = max(2, _CHANNEL_BYTES // one)
         return 1, max(1, most // channels), most
-    most = max(1, piece_bytes(images.device) // one)
+    most = fitting(images.device, one)
     return max(1, most // (groups * channels)), max(1, most // channels), most
 
 

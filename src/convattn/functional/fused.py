@@ -2,7 +2,8 @@
 
 The kernel needs no memory for weights of every query and key, but it has no second derivatives. On a CPU it wants
 queries, keys and values of one width, and adds a mask that learns slowly. So there, with a mask, with dropout, and with
-values wider than queries, weights are computed explicitly, for some queries at a time, and again for the gradient.
+values wider than queries, weights are computed explicitly, for some queries and heads at a time, and again for the
+gradient if they are many.
 On a GPU the kernel wants the numbers of each query, key and value side by side, and as many as a multiple of eight; a
 mask that learns is taken by one of its roads, some images at a time where it differs between images.
 """
@@ -33,10 +34,10 @@ from convattn.functional.torch_modes import (
     backward_to_differentiate,
     chunks,
     computed_again,
+    fitting,
     is_accelerator,
     missing_channels,
     needs_own_operations,
-    piece_bytes,
 )
 from convattn.grid import Axis
 
@@ -61,35 +62,39 @@ class Mask:
         """All numbers to which gradients flow."""
         return *self.own, *self.features
 
-    @property
-    def numbers(self) -> int:
-        """How many products with each query are in memory beside the scores; with 0 queries play no part."""
-        return sum(table.shape[1] for table in self.features)
-
-    def scores(
+    def terms(
         self,
         some: slice,
         query: Float[Tensor, "images heads queries width"],
         *tables: Tensor,
-    ) -> Float[Tensor, "images_or_one heads queries keys"]:
-        """Returns the scores of every key and of those queries which the slice is, looked up in the tables."""
+    ) -> list[Float[Tensor, "images_or_one heads queries _"]]:
+        """Looks up scores of those queries which the slice is: of the keys along each axis, or of all keys."""
         own = tables[: len(self.own)]
         features = tables[len(self.own) :]
-        device = query.device
         parts: Sequence[Sequence[Axis]] = [(axis,) for axis in self.axes]
-        places = places_along(self.axes, some, device)
+        places = places_along(self.axes, some, query.device)
         if max(len(own), len(features)) == 1:
             parts = [self.axes]
-            places = [displacement_places(self.axes, some, device)]
-        total = query.new_zeros(*query.shape[:3], 1)
+            places = [displacement_places(self.axes, some, query.device)]
+        terms = []
         for number, (axes, of_axes) in enumerate(zip(parts, places, strict=True)):
             row = query.new_zeros(())
             if own:
                 row = _looked_up(own[number], axes, of_axes)[None]
             if features:
                 row = row + scores_of_features(query, features[number], of_axes)
-            total = (total[..., None] + row[..., None, :]).flatten(-2)
-        return total
+            terms.append(row)
+        return terms
+
+
+def _added(
+    terms: Sequence[Float[Tensor, "images_or_one heads queries _"]],
+) -> Float[Tensor, "images_or_one heads queries keys"]:
+    """Adds the terms of a mask, for all keys."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = (total[..., None] + term[..., None, :]).flatten(-2)
+    return total
 
 
 def _looked_up(
@@ -142,7 +147,7 @@ def fused_attention(
         return _by_kernel(mask, dropout, scale, query, key, value)
     given = query.dtype
     wide = at_least_float32(given)
-    query, key, value = (tensor.to(wide) for tensor in (query, key, value))
+    query, key, value = (tensor.to(wide).contiguous() for tensor in (query, key, value))
     query = query * scale
     inputs = (query, key, value, *tables)
     if own_operations:
@@ -162,9 +167,9 @@ def _by_kernel(
     inner = value.shape[-1]
     compiling = torch.compiler.is_compiling()
     pieces = [(query, key, value)]  # whole where a graph must not fix the number of images
-    if mask is not None and mask.numbers and not compiling:
+    if mask is not None and mask.features and not compiling:
         scores = query.shape[1:3].numel() * key.shape[2] * 4
-        images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
+        images = fitting(query.device, _COPIES * scores)
         pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
     compute = partial(_of_kernel, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
@@ -175,8 +180,8 @@ def _by_kernel(
         if mask is not None:
             wide = at_least_float32(query.dtype)
             scaled = own[0].to(wide) * scale
-            scores = mask.scores(slice(None), scaled, *mask.tables)
-            inputs.append(scores.to(query.dtype))
+            terms = mask.terms(slice(None), scaled, *mask.tables)
+            inputs.append(_added(terms).to(query.dtype))
         means.append(compute(scale, *inputs))
     y = torch.cat(means) if len(means) > 1 else means[0]
     return y[..., :inner]
@@ -230,7 +235,7 @@ def _by_definition(
     scores = scale * (query @ key.mT)
     if bias is not None:
         scores = scores + bias
-    return _mixed(attention_weights(scores).to(value.dtype), value)
+    return attention_weights(scores).to(value.dtype) @ value
 
 
 class _Fused(torch.autograd.Function):
@@ -286,20 +291,18 @@ def _in_pieces(
     heads, queries = query.shape[1:3]
     keys = key.shape[2]
     keeps = query.shape[:3].numel() * keys * query.element_size() <= KEPT_BYTES
-    numbers = 2 * keys
-    if mask is not None:
-        numbers += mask.numbers
-    rows = max(1, piece_bytes(query.device) // max(1, heads * numbers * query.element_size()))
+    looked_up = heads * sum(table.shape[1] for table in tables)
+    rows = fitting(query.device, max(2 * keys, looked_up) * query.element_size())
     at_once = max(1, rows // max(1, queries))
     means = []
-    for images in zip(query.split(at_once), key.split(at_once), value.split(at_once), strict=True):
-        own, *others = images
+    images = (tensor.split(at_once) for tensor in (query, key, value))
+    for own, *others in zip(*images, strict=True):
         parts = []
-        for some, part in zip(chunks(queries, rows), own.split(rows, dim=2), strict=True):
+        for some in chunks(queries, rows):
             compute = partial(_explicit, mask, dropout, some)
             if not keeps:
                 compute = computed_again(compute)
-            parts.append(compute(part, *others, *tables))
+            parts.append(compute(own[:, :, some], *others, *tables))
         means.append(torch.cat(parts, dim=2))
     return torch.cat(means)
 
@@ -313,30 +316,33 @@ def _explicit(
     value: Tensor,
     *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by the weights of those queries which the slice is."""
-    weights = _weights(mask, some, query, key, *tables)
-    return _mixed(functional.dropout(weights, dropout, training=dropout > 0), value)
+    """Computes by the weights of those queries which the slice is, of as many heads at a time as fit the cache."""
+    heads, queries = query.shape[1:3]
+    terms = [] if mask is None else mask.terms(some, query, *tables)
+    numbers = 2 * len(query) * queries * key.shape[2]
+    at_once = fitting(query.device, numbers * query.element_size())
+    tensors = (query, key, value.expand(-1, heads, -1, -1), *terms)
+    parts = zip(*(tensor.split(at_once, dim=1) for tensor in tensors), strict=True)
+    means = [_of_heads(dropout, *part) for part in parts]
+    return torch.cat(means, dim=1)
 
 
-def _weights(
-    mask: Mask | None,
-    some: slice,
+def _of_heads(
+    dropout: float,
     query: Tensor,
     key: Tensor,
-    *tables: Tensor,
-) -> Float[Tensor, "images heads queries keys"]:
-    """Computes the weights of every key and of those queries which the slice is."""
-    if mask is None:
-        scores = query @ key.mT
-        return normal_weights(scores, bounds=scores, owned=True)
-    added = mask.scores(some, query, *tables)
-    sums = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
-    return normal_weights(sums, owned=True).unflatten(0, added.shape[:2])
-
-
-def _mixed(
-    weights: Float[Tensor, "images heads queries keys"], value: Tensor
+    value: Tensor,
+    *terms: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Takes the means of values, of each head or of all."""
-    together = weights.flatten(1, 2).unflatten(1, (value.shape[1], -1))
-    return (together @ value).flatten(1, 2).unflatten(1, weights.shape[1:3])
+    """Computes by the weights of all that is given."""
+    factors = (query.flatten(0, 1), key.mT.flatten(0, 1))
+    bounds = None
+    if terms:
+        scores = _added(terms).expand(query.shape[0], -1, -1, -1).flatten(0, 1)
+        is_kept = torch.is_grad_enabled() or needs_own_operations(scores, *factors)
+        out = None if is_kept else scores
+        scores = torch.baddbmm(scores, *factors, out=out)
+    else:
+        scores = bounds = torch.bmm(*factors)
+    weights = normal_weights(scores, bounds=bounds, owned=True).unflatten(0, query.shape[:2])
+    return functional.dropout(weights, dropout, training=dropout > 0) @ value

@@ -23,9 +23,9 @@ from convattn.functional.reference import attend_by_axis
 from convattn.functional.torch_modes import (
     at_least_float32,
     computed_again,
+    fitting,
     is_accelerator,
     needs_own_operations,
-    piece_bytes,
     product_dtype,
     without_autocast,
 )
@@ -53,8 +53,7 @@ def attention_by_products(
         channels = max(channels, weights[0].shape[2])
     else:
         aligned = _ALIGNED // gcd(_ALIGNED, channels)
-    fitting = piece_bytes(keys.device) // max(1, each * channels)
-    images = max(1, fitting // aligned) * aligned
+    images = max(1, fitting(keys.device, each * channels) // aligned) * aligned
     with without_autocast(keys.device):
         whole = torch.compiler.is_compiling() or needs_own_operations(*inputs)
         if whole or len(keys) <= images:

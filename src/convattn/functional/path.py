@@ -91,10 +91,11 @@ class CallSizes:
     @property
     def line(self) -> int | None:
         """Number of the only axis with several queries or keys, 0 if there is none; None for images with more."""
-        several = []
-        for number, axis in enumerate(self.axes):
-            if axis.keys > 1 or len(axis.queries) > 1:
-                several.append(number)
+        several = [
+            number
+            for number, axis in enumerate(self.axes)
+            if axis.keys > 1 or len(axis.queries) > 1
+        ]
         if len(several) > 1:
             return None
         return several[0] if several else 0

@@ -190,6 +190,7 @@ def _correlate(
         channels = images.shape[1] // len(kernel)
         depthwise = kernel[:, None, None].to(images.dtype)
         depthwise = depthwise.expand(-1, channels, *depthwise.shape[2:]).flatten(0, 1)
-        ones = (1,) * len(stride)
-        images = convolve(images, depthwise, None, stride, inside, ones, images.shape[1])
+        images = convolve(
+            images, depthwise, None, stride, inside, (1,) * len(stride), images.shape[1]
+        )
     return images

@@ -90,9 +90,8 @@ def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis])
     # Beyond them every query looks at the same nearest key.
     offsets = []
     for displacement in displacements:
-        limited = []
-        for along, axis in zip(displacement, axes, strict=True):
-            limited.append(min(max(along, axis.lowest), axis.highest))
+        by_axis = zip(displacement, axes, strict=True)
+        limited = (min(max(along, axis.lowest), axis.highest) for along, axis in by_axis)
         offsets.append(tuple(limited))
     return Shifts(tuple(offsets), leak=0.0)
 
@@ -121,10 +120,10 @@ def _by_tap(
 
 def _seen(window: Sequence[range], axes: Sequence[Axis]) -> list[tuple[int, int]]:
     """Returns the first pixel under the kernel along each axis, and the one after the last; keys begin at 0."""
-    seen = []
-    for axis, taps in zip(axes, window, strict=True):
-        seen.append((axis.queries[0] + taps[0], axis.queries[-1] + taps[-1] + 1))
-    return seen
+    return [
+        (axis.queries[0] + taps[0], axis.queries[-1] + taps[-1] + 1)
+        for axis, taps in zip(axes, window, strict=True)
+    ]
 
 
 def _pixels_seen(
@@ -236,10 +235,9 @@ class ShiftPath(Path):
             whole = whole + 0 * scores.amax()
         taps = self.shifts.window
         by_tap = _by_tap(whole, self.shifts.offsets, taps)
-        spreads = geometry.spreads
         window = None
         if _pads_zeros(geometry):
-            window = Window.fit(geometry, taps, transposed=spreads, axes=axes)
+            window = Window.fit(geometry, taps, transposed=geometry.spreads, axes=axes)
         stride = tuple(axis.queries.step for axis in axes)
         seen = _seen(taps, axes)
         leads_out = any(
@@ -258,5 +256,6 @@ class ShiftPath(Path):
             return convolve(x, kernel, bias, stride, padding, steps, maps.groups)
         pattern = "taps (groups outputs) inputs -> (groups inputs) outputs taps"
         kernel = rearrange(by_tap.flip(0), pattern, groups=maps.groups).unflatten(-1, size)
-        spread = geometry.input_dilation
-        return convolve_transposed(x, kernel, bias, spread, padding, extra, maps.groups, steps)
+        return convolve_transposed(
+            x, kernel, bias, geometry.input_dilation, padding, extra, maps.groups, steps
+        )

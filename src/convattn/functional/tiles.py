@@ -220,17 +220,13 @@ class _Workspace:
         self._like = like
         self._held: dict[str, Tensor] = {}
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, shape: Sequence[int]) -> Tensor:
         """Returns an uninitialised, contiguous tensor in the memory that the last tensor of this name had."""
         size = prod(shape)
         held = self._held.get(name)
         if held is None or held.numel() < size:
             held = self._held[name] = self._like.new_empty(size)
         return held[:size].view(shape)
-
-    def like(self, name: str, other: Tensor) -> Tensor:
-        """Returns such a tensor in the shape of another."""
-        return self.get(name, *other.shape)
 
 
 class _Means:
@@ -294,15 +290,14 @@ class _Means:
         Each is (heads, before, queries along the axis, behind).
         """
         weight, seen = self._first(tile)
-        stage = self.workspace.get("mixed 0", len(weight), seen.shape[1])
+        stage = self.workspace.get("mixed 0", (len(weight), seen.shape[1]))
         stages = [torch.mm(weight, seen, out=stage)]
         for axis, windows in enumerate(tile.others, start=1):
             weight = self.weights[axis][tile.heads]
             x = self._along(axis, weight, stages[-1])
             _, before, _, behind = x.shape
-            stage = self.workspace.get(
-                f"mixed {axis}", len(weight), before, weight.shape[1], behind
-            )
+            shape = (len(weight), before, weight.shape[1], behind)
+            stage = self.workspace.get(f"mixed {axis}", shape)
             for queries, keys in windows:
                 _mix(weight[:, queries, keys], x[:, :, keys], stage[:, :, queries])
             stages.append(stage)
@@ -313,8 +308,9 @@ class _Means:
     ) -> Float[Tensor, "groups channels_per_group rows images others"]:
         """Returns memory for outputs in which channels lie as those of the pixels do."""
         if not self.last:
-            return self.workspace.like(name, part)
-        return self.workspace.like(name, part.permute(2, 3, 4, 0, 1)).permute(3, 4, 0, 1, 2)
+            return self.workspace.get(name, part.shape)
+        moved = part.permute(2, 3, 4, 0, 1)
+        return self.workspace.get(name, moved.shape).permute(3, 4, 0, 1, 2)
 
     def rows(
         self, tile: _Tile, stage: Tensor, name: str
@@ -325,7 +321,7 @@ class _Means:
         """
         seen = self._rows_of(tile, stage)
         if not self.last:
-            seen = self.workspace.like(name, seen).copy_(seen)
+            seen = self.workspace.get(name, seen.shape).copy_(seen)
         return seen.flatten(3)
 
     def _rows_of(self, tile: _Tile, stage: Tensor) -> Tensor:
@@ -347,7 +343,7 @@ class _Means:
         """Backpropagates from the gradient of the rows, and adds to the gradients that are not None."""
         if not self.last:
             into = self._rows_of(tile, stages[-1])
-            into.copy_(self.workspace.like("back 1", into))
+            into.copy_(self.workspace.get("back 1", into.shape))
         gradient = stages[-1]
         for axis in reversed(range(1, len(self.weights))):
             weight = self.weights[axis][tile.heads]
@@ -355,7 +351,7 @@ class _Means:
             windows = tile.others[axis - 1]
             x = self._along(axis, weight, stages[axis - 1])
             upstream = gradient.view(*x.shape[:2], -1, x.shape[3])
-            gradient = self.workspace.like(f"back {axis}", x)
+            gradient = self.workspace.get(f"back {axis}", x.shape)
             add = windows != [_whole(weight)]
             if add:
                 gradient.zero_()

@@ -226,6 +226,11 @@ def piece_bytes(device: torch.device) -> int:
     return 1 << 30
 
 
+def fitting(device: torch.device, each: int) -> int:
+    """Returns how many things of so many bytes each are worked on at a time, at least one."""
+    return max(1, piece_bytes(device) // max(1, each))
+
+
 def chunks(length: int, size: int) -> list[slice]:
     """Cuts positions into chunks of a size; the last may be shorter."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]

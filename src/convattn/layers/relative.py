@@ -543,14 +543,10 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     def _heads(self, content: ContentScores | None, dropout: float = 0.0) -> Heads:
         """Says how the heads weigh keys; a gate has no part in it without content."""
-        share = None if content is None else self._share()
+        share = None
+        if content is not None and self.gate is not None and self.gate_kind is not None:
+            share = position_share(self.gate, self.gate_kind)
         return Heads(self.encoding, content, share, dropout)
-
-    def _share(self) -> Float[Tensor, " heads"] | None:
-        """Computes the share of position per head; None without a gate."""
-        if self.gate is None or self.gate_kind is None:
-            return None
-        return position_share(self.gate, self.gate_kind)
 
     def _factors(self) -> HeadMaps:
         return self.values.factors()
