@@ -284,7 +284,7 @@ def _in_pieces(
     value: Tensor,
     *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by weights of as many images, or queries of one image, as fit the memory.
+    """Computes by weights of as many images, or queries of one image, as fit the memory with one head.
 
     The gradient computes them again if they are many.
     """
