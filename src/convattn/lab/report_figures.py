@@ -27,10 +27,11 @@ def distance_by_depth(path: AnyPath, report: HeadReport) -> None:
     """
     with figure_files([path], (max(10.0, 0.5 * len(report.layers) + 3), 4.2)) as figure:
         panel = figure.subplots()
+        panel.axhline(0, linewidth=0)  # so that the margin above is a part of the whole height
         depth = range(1, len(report.layers) + 1)
         for number, layer in zip(depth, report.layers, strict=True):
             heads = [head.distance.value for head in layer.heads]
-            panel.plot([number] * len(heads), heads, "o", color=COLOURS[0], alpha=0.45)
+            panel.plot(number, [heads], "o", color=COLOURS[0], alpha=0.45)
         for colour, (name, style) in zip(COLOURS, CONTROLS.items(), strict=False):
             means = []
             for layer in report.layers:
@@ -40,11 +41,15 @@ def distance_by_depth(path: AnyPath, report: HeadReport) -> None:
                 panel.plot(depth, means, style, color=colour, label=f"mean, {name}")
         uniform = [layer.uniform_distance for layer in report.layers]
         panel.plot(depth, uniform, color="0.6", label="looks everywhere")
-        panel.set(xlabel="layer", ylabel="mean attention distance (cells)", ylim=(0, None))
-        panel.set_xlim(0.5, len(depth) + 0.5)
-        panel.locator_params(axis="x", integer=True, nbins=min(len(depth), 14) + 1)
+        panel.set(
+            title="how far heads look (dots: heads)",
+            xlabel="layer",
+            ylabel="mean attention distance (cells)",
+            xlim=(0.5, len(depth) + 0.5),
+            ylim=(0, None),
+        )
+        panel.locator_params(axis="x", integer=True, nbins=min(depth.stop, 15))
         figure.legend(loc="outside lower center", ncols=2)
-        panel.set_title("how far heads look (dots: heads)")
 
 
 def head_grid(
