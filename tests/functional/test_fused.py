@@ -4,6 +4,7 @@ import copy
 import importlib
 import inspect
 import math
+import weakref
 from itertools import product
 
 import pytest
@@ -159,6 +160,42 @@ def largest(layer, x):
     return met.bytes
 
 
+class Alive(TorchDispatchMode):
+    """Notes the most bytes of tensors that are alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, torch.Tensor):
+                self.note(tensor.untyped_storage())
+        return made
+
+    def note(self, memory):
+        if memory.data_ptr() not in self.bytes:
+            self.bytes[memory.data_ptr()] = memory.nbytes()
+            self.most = max(self.most, sum(self.bytes.values()))
+            weakref.finalize(memory, self.bytes.pop, memory.data_ptr(), None)
+
+
+def test_a_step_takes_little_more_memory_with_many_heads(monkeypatch):
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", 1)
+    x = torch.randn(1, 4, 32, 32, requires_grad=True)
+    most = []
+    for heads in (2, 16):
+        content = Content(key_width=2)
+        layer = RelativeAttention2d(4, 4, num_heads=heads, head_width=2, content=content)
+        with Alive() as met:
+            layer(x).sum().backward()
+        most.append(met.most)
+    assert most[1] < 2 * most[0]
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
     ("kind", "spatial", "encoding"),
@@ -285,8 +322,9 @@ def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, monk
     x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
     inputs = [x, *layer.parameters()]
     found = []
-    for kept, further in product((1 << 26, 0), (True, False)):
-        monkeypatch.setattr(MODULE, "KEPT_BYTES", kept)
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", 0)
+    for again, further in product((lambda compute: compute, MODULE.computed_again), (True, False)):
+        monkeypatch.setattr(MODULE, "computed_again", again)
         torch.manual_seed(7)
         y = layer(x)
         torch.rand(3)  # later draws are others
@@ -296,6 +334,20 @@ def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, monk
         limit = 1000 * torch.finfo(torch.float64).eps * of_torch.abs().max()
         for other in others:
             assert (other - of_torch).abs().max() <= limit
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 26])
+def test_the_same_weights_are_dropped_without_gradients(kept, monkeypatch):
+    """As a checkpoint needs that computes without gradients first."""
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 900)
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", kept)
+    layer = made("content", dropout=0.4).train()
+    x = torch.randn(2, 4, 5, 7)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        without = layer(x)
+    torch.manual_seed(7)
+    assert (layer(x) - without).abs().max() <= 1000 * torch.finfo(x.dtype).eps * without.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

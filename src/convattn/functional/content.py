@@ -273,10 +273,11 @@ def _for_biased(
     features: Sequence[Float[Tensor, "heads_or_one _ width"]],
 ) -> list[Float[Tensor, "heads _"]]:
     """Returns s_h(δ) − u·Ŵr_δ: with the features, a query that holds u then scores as one that does not."""
-    own = []
-    for score, table in zip(scores or [0.0] * len(features), features, strict=True):
-        own.append(score - (table @ bias[..., None]).squeeze(-1))
-    return own
+    own = scores or [0.0] * len(features)
+    return [
+        score - (table @ bias[..., None]).squeeze(-1)
+        for score, table in zip(own, features, strict=True)
+    ]
 
 
 def fastest_form(heads: Heads, axes: tuple[Axis, ...], device: torch.device) -> PositionForm:

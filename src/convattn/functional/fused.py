@@ -164,12 +164,10 @@ def _by_kernel(
     value: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
-    inner = value.shape[-1]
     compiling = torch.compiler.is_compiling()
     pieces = [(query, key, value)]  # whole where a graph must not fix the number of images
     if mask is not None and mask.features and not compiling:
-        scores = query.shape[1:3].numel() * key.shape[2] * 4
-        images = fitting(query.device, _COPIES * scores)
+        images = fitting(query.device, _COPIES * 4 * query.shape[1:3].numel() * key.shape[2])
         pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
     compute = partial(_of_kernel, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
@@ -178,13 +176,12 @@ def _by_kernel(
     for own in pieces:
         inputs = _fitting_widths(*own)
         if mask is not None:
-            wide = at_least_float32(query.dtype)
-            scaled = own[0].to(wide) * scale
+            scaled = own[0].to(at_least_float32(query.dtype)) * scale
             terms = mask.terms(slice(None), scaled, *mask.tables)
             inputs.append(_added(terms).to(query.dtype))
         means.append(compute(scale, *inputs))
     y = torch.cat(means) if len(means) > 1 else means[0]
-    return y[..., :inner]
+    return y[..., : value.shape[-1]]
 
 
 def _fitting_widths(*tensors: Tensor) -> list[Tensor]:
@@ -284,15 +281,17 @@ def _in_pieces(
     value: Tensor,
     *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by weights of as many images, or queries of one image, as fit the memory with one head.
+    """Computes by weights of as many images, or queries of one image, as fit the memory.
 
     The gradient computes them again if they are many.
     """
     heads, queries = query.shape[1:3]
     keys = key.shape[2]
     keeps = query.shape[:3].numel() * keys * query.element_size() <= KEPT_BYTES
+    # where the gradient computes them again, those of all heads are in memory
+    weights = 2 * keys if keeps else 2 * keys * heads
     looked_up = heads * sum(table.shape[1] for table in tables)
-    rows = fitting(query.device, max(2 * keys, looked_up) * query.element_size())
+    rows = fitting(query.device, max(weights, looked_up) * query.element_size())
     at_once = max(1, rows // max(1, queries))
     means = []
     images = (tensor.split(at_once) for tensor in (query, key, value))

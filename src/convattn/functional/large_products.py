@@ -55,8 +55,7 @@ def attention_by_products(
         aligned = _ALIGNED // gcd(_ALIGNED, channels)
     images = max(1, fitting(keys.device, each * channels) // aligned) * aligned
     with without_autocast(keys.device):
-        whole = torch.compiler.is_compiling() or needs_own_operations(*inputs)
-        if whole or len(keys) <= images:
+        if torch.compiler.is_compiling() or needs_own_operations(*inputs) or len(keys) <= images:
             return compute(*inputs)
         again = computed_again(compute)
         return torch.cat([again(part, *inputs[1:]) for part in inputs[0].split(images)])

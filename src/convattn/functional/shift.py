@@ -238,7 +238,6 @@ class ShiftPath(Path):
         window = None
         if _pads_zeros(geometry):
             window = Window.fit(geometry, taps, transposed=geometry.spreads, axes=axes)
-        stride = tuple(axis.queries.step for axis in axes)
         seen = _seen(taps, axes)
         leads_out = any(
             start < 0 or stop > axis.keys for (start, stop), axis in zip(seen, axes, strict=True)
@@ -253,6 +252,7 @@ class ShiftPath(Path):
         steps = tuple(along.step for along in taps)
         if extra is None:
             kernel = by_tap.movedim(0, -1).unflatten(-1, size)
+            stride = [axis.queries.step for axis in axes]
             return convolve(x, kernel, bias, stride, padding, steps, maps.groups)
         pattern = "taps (groups outputs) inputs -> (groups inputs) outputs taps"
         kernel = rearrange(by_tap.flip(0), pattern, groups=maps.groups).unflatten(-1, size)
