@@ -239,8 +239,8 @@ VALUES = [
         "content",
         "values in half precision",
         CONTENT,
-        "functional.fused:_of_heads",
-        of_argument(3, halved),
+        "functional.fused:_of_tile",
+        of_argument(2, halved),
     ),
     Fault(
         "values",
@@ -339,8 +339,8 @@ GRADIENTS = [
         "content",
         "values in half precision in the gradient",
         MASKED,
-        "functional.fused:_of_heads",
-        of_argument(3, of_gradient(halved)),
+        "functional.fused:_of_tile",
+        of_argument(2, of_gradient(halved)),
         "x",
     ),
     Fault(

@@ -140,13 +140,14 @@ def _sizes_at_a_time(
     lengths: torch.Size,
 ) -> tuple[int, int, int]:
     """Returns how many images, groups with all their channels, and channels of one group are transformed at a time."""
-    _, groups, channels = images.shape[:3]
+    groups, channels = images.shape[1:3]
     one = 24 * (1 + heads) * lengths.numel()  # real and transformed numbers of every head
-    if not is_accelerator(images.device):
-        most = max(2, _CHANNEL_BYTES // one)
-        return 1, max(1, most // channels), most
-    most = fitting(images.device, one)
-    return max(1, most // (groups * channels)), max(1, most // channels), most
+    at_once = 1
+    most = max(2, _CHANNEL_BYTES // one)
+    if is_accelerator(images.device):
+        most = fitting(images.device, one)
+        at_once = max(1, most // (groups * channels))
+    return at_once, max(1, most // channels), most
 
 
 _NOISE = 8

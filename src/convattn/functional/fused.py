@@ -41,6 +41,9 @@ from convattn.functional.torch_modes import (
 )
 from convattn.grid import Axis
 
+_TILES = 4
+"""Parts of a piece of which one is scores: 1 MiB on a CPU, which its cache holds with their weights."""
+
 _COPIES = 4
 """Tensors of the size of all scores of an image that are in memory with a mask of its own on a GPU."""
 
@@ -67,8 +70,11 @@ class Mask:
         some: slice,
         query: Float[Tensor, "images heads queries width"],
         *tables: Tensor,
-    ) -> list[Float[Tensor, "images_or_one heads queries _"]]:
-        """Looks up scores of those queries which the slice is: of the keys along each axis, or of all keys."""
+    ) -> list[Float[Tensor, "*images heads queries _"]]:
+        """Looks up scores of those queries which the slice is: of the keys along each axis, or of all keys.
+
+        They are of each image if they depend on its queries.
+        """
         own = tables[: len(self.own)]
         features = tables[len(self.own) :]
         parts: Sequence[Sequence[Axis]] = [(axis,) for axis in self.axes]
@@ -80,7 +86,7 @@ class Mask:
         for number, (axes, of_axes) in enumerate(zip(parts, places, strict=True)):
             row = query.new_zeros(())
             if own:
-                row = _looked_up(own[number], axes, of_axes)[None]
+                row = _looked_up(own[number], axes, of_axes)
             if features:
                 row = row + scores_of_features(query, features[number], of_axes)
             terms.append(row)
@@ -88,8 +94,8 @@ class Mask:
 
 
 def _added(
-    terms: Sequence[Float[Tensor, "images_or_one heads queries _"]],
-) -> Float[Tensor, "images_or_one heads queries keys"]:
+    terms: Sequence[Float[Tensor, "*batch queries _"]],
+) -> Float[Tensor, "*batch queries keys"]:
     """Adds the terms of a mask, for all keys."""
     total = terms[0]
     for term in terms[1:]:
@@ -289,9 +295,10 @@ def _in_pieces(
     keys = key.shape[2]
     keeps = query.shape[:3].numel() * keys * query.element_size() <= KEPT_BYTES
     # where the gradient computes them again, those of all heads are in memory
-    weights = 2 * keys if keeps else 2 * keys * heads
-    looked_up = heads * sum(table.shape[1] for table in tables)
-    rows = fitting(query.device, max(weights, looked_up) * query.element_size())
+    weights = 0 if keeps else 2 * keys
+    # along an axis there are half as many keys as displacements
+    looked_up = sum(table.shape[1] for table in tables) // 2
+    rows = fitting(query.device, heads * max(weights, looked_up) * query.element_size())
     at_once = max(1, rows // max(1, queries))
     means = []
     images = (tensor.split(at_once) for tensor in (query, key, value))
@@ -315,33 +322,37 @@ def _explicit(
     value: Tensor,
     *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by the weights of those queries which the slice is, of as many heads at a time as fit the cache."""
-    heads, queries = query.shape[1:3]
+    """Computes by the weights of those queries which the slice is, of as many at a time as fit the cache."""
+    images, heads, queries = query.shape[:3]
     terms = [] if mask is None else mask.terms(some, query, *tables)
-    numbers = 2 * len(query) * queries * key.shape[2]
-    at_once = fitting(query.device, numbers * query.element_size())
-    tensors = (query, key, value.expand(-1, heads, -1, -1), *terms)
-    parts = zip(*(tensor.split(at_once, dim=1) for tensor in tensors), strict=True)
-    means = [_of_heads(dropout, *part) for part in parts]
-    return torch.cat(means, dim=1)
+    rows = fitting(query.device, _TILES * key.shape[2] * query.element_size())
+    at_once = max(1, rows // max(1, queries))
+    sequences = []
+    for tensor in (key.mT, value, query, *terms):
+        flat = tensor.expand(images, heads, -1, -1).flatten(0, 1)
+        sequences.append(flat.split(at_once))
+    means = []
+    for keys, values, *others in zip(*sequences, strict=True):
+        for tile in zip(*(tensor.split(rows, dim=1) for tensor in others), strict=True):
+            of_tile = _of_tile(dropout, keys, values, *tile)
+            means.append(of_tile.flatten(0, 1))
+    return torch.cat(means).unflatten(0, (images, heads, queries))
 
 
-def _of_heads(
+def _of_tile(
     dropout: float,
-    query: Tensor,
     key: Tensor,
     value: Tensor,
+    query: Tensor,
     *terms: Tensor,
-) -> Float[Tensor, "images heads queries inner"]:
+) -> Float[Tensor, "sequences queries inner"]:
     """Computes by the weights of all that is given."""
-    factors = (query.flatten(0, 1), key.mT.flatten(0, 1))
     bounds = None
     if terms:
-        scores = _added(terms).expand(query.shape[0], -1, -1, -1).flatten(0, 1)
-        is_kept = torch.is_grad_enabled() or needs_own_operations(scores, *factors)
-        out = None if is_kept else scores
-        scores = torch.baddbmm(scores, *factors, out=out)
+        scores = _added(terms)
+        is_kept = torch.is_grad_enabled() or needs_own_operations(scores, query, key)
+        scores = torch.baddbmm(scores, query, key, out=None if is_kept else scores)
     else:
-        scores = bounds = torch.bmm(*factors)
-    weights = normal_weights(scores, bounds=bounds, owned=True).unflatten(0, query.shape[:2])
+        scores = bounds = torch.bmm(query, key)
+    weights = normal_weights(scores, bounds=bounds, owned=True)
     return functional.dropout(weights, dropout, training=dropout > 0) @ value
