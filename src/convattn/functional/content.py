@@ -343,7 +343,8 @@ class ContentPath(Path):
         channels = sizes.inner if self.values_first else sizes.channels
         pixels = sizes.batch * sizes.heads * (3 * sizes.queries + 2 * sizes.keys)
         memory = pixels * max(width, channels) * self.precision.dtype.itemsize
-        memory += 4 * piece_bytes(sizes.device)  # what is looked up, on the way and at its end, and weights
+        # two for what is looked up, one for scores, and one for weights
+        memory += 4 * piece_bytes(sizes.device)
         count = prod if self.form.heads.joint else sum
         features = content.uses_position * count(axis.span for axis in sizes.axes)
         flops = sizes.content_flops(content, width, features, values_first=self.values_first)

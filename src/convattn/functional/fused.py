@@ -289,13 +289,15 @@ def _in_pieces(
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by weights of as many images, or queries of one image, as fit the memory.
 
-    The gradient computes them again if they are many.
+    The gradient computes them again if they are many. With dropout pieces depend on sizes alone, so that a checkpoint
+    drops the same weights twice.
     """
     heads, queries = query.shape[1:3]
     keys = key.shape[2]
-    keeps = query.shape[:3].numel() * keys * query.element_size() <= KEPT_BYTES
+    again = dropout or torch.is_grad_enabled()
+    again = again and query.shape[:3].numel() * keys * query.element_size() > KEPT_BYTES
     # where the gradient computes them again, those of all heads are in memory
-    weights = 0 if keeps else 2 * keys
+    weights = 2 * keys if again else 0
     # along an axis there are half as many keys as displacements
     looked_up = sum(table.shape[1] for table in tables) // 2
     rows = fitting(query.device, heads * max(weights, looked_up) * query.element_size())
@@ -306,10 +308,10 @@ def _in_pieces(
         parts = []
         for some in chunks(queries, rows):
             compute = partial(_explicit, mask, dropout, some)
-            if not keeps:
+            if again:
                 compute = computed_again(compute)
             parts.append(compute(own[:, :, some], *others, *tables))
-        means.append(torch.cat(parts, dim=2))
+        means.append(torch.cat(parts, 2))
     return torch.cat(means)
 
 
@@ -327,13 +329,13 @@ def _explicit(
     terms = [] if mask is None else mask.terms(some, query, *tables)
     rows = fitting(query.device, _TILES * key.shape[2] * query.element_size())
     at_once = max(1, rows // max(1, queries))
-    sequences = []
-    for tensor in (key.mT, value, query, *terms):
-        flat = tensor.expand(images, heads, -1, -1).flatten(0, 1)
-        sequences.append(flat.split(at_once))
+    flat = [
+        tensor.expand(images, heads, -1, -1).flatten(0, 1)
+        for tensor in (key.mT, value, query, *terms)
+    ]
     means = []
-    for keys, values, *others in zip(*sequences, strict=True):
-        for tile in zip(*(tensor.split(rows, dim=1) for tensor in others), strict=True):
+    for keys, values, *others in zip(*(tensor.split(at_once) for tensor in flat), strict=True):
+        for tile in zip(*(tensor.split(rows, 1) for tensor in others), strict=True):
             of_tile = _of_tile(dropout, keys, values, *tile)
             means.append(of_tile.flatten(0, 1))
     return torch.cat(means).unflatten(0, (images, heads, queries))
