@@ -296,8 +296,8 @@ def _in_pieces(
     keys = key.shape[2]
     again = dropout or torch.is_grad_enabled()
     again = again and query.shape[:3].numel() * keys * query.element_size() > KEPT_BYTES
-    # where the gradient computes them again, those of all heads are in memory
-    weights = 2 * keys if again else 0
+    # where the gradient computes them again, scores of all heads are in memory: two pieces, beside as many weights
+    weights = keys // 2 if again else 0
     # along an axis there are half as many keys as displacements
     looked_up = sum(table.shape[1] for table in tables) // 2
     rows = fitting(query.device, heads * max(weights, looked_up) * query.element_size())
