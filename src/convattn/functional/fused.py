@@ -41,8 +41,8 @@ from convattn.functional.torch_modes import (
 )
 from convattn.grid import Axis
 
-_TILES = 4
-"""Parts of a piece of which one is scores: 1 MiB on a CPU, which its cache holds with their weights."""
+_TILES = 3
+"""Parts of a piece of which one is scores: 1.3 MiB on a CPU, which its cache holds with their weights."""
 
 _COPIES = 4
 """Tensors of the size of all scores of an image that are in memory with a mask of its own on a GPU."""
