@@ -76,6 +76,10 @@ def test_a_frozen_layer_computes_the_layer_and_its_gradients_for_any_number_of_i
     for compute in (call, gradient):
         high = compute(copy.deepcopy(layer).double(), x.double())
         assert_within_budget(compute(frozen, x), high, roundings(compute, layer, x))
+    channels_last = x.contiguous(memory_format=torch.channels_last)
+    for compute in (call, gradient):
+        assert compute(frozen, x).is_contiguous()
+        assert compute(frozen, channels_last).is_contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         assert frozen(x[:0]).shape == layer(x[:0]).shape
         before = frozen(x)

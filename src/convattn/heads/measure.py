@@ -109,7 +109,9 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     pairs = layer.pairs
     kernels = layer.kernels
     total = layer.sums.total()
-    totals = (total, *_without_each_group(layer.sums))
+    others = layer.sums.map(lambda part: part.sum(dim=0) - part)
+    groups = layer.sums.images.nonzero()[:, 0].tolist()
+    totals = (total, *[others.map(itemgetter(left_out)) for left_out in groups])
     hardest = torch.stack([_hardest(sample, pairs) for sample in totals])
     hard = hardest[0]
     hard_shifts = pairs.displacements[hardest]
@@ -216,12 +218,6 @@ def _hardest(sums: HeadSums, pairs: Pairs) -> Int64[Tensor, " heads"]:
     mean = sums.by_displacement / (sums.images * pairs.counts)
     rare = pairs.counts * 4 < pairs.counts.max()
     return mean.masked_fill(rare, -torch.inf).argmax(dim=1)
-
-
-def _without_each_group(sums: HeadSums) -> list[HeadSums]:
-    """Returns the sums over all groups but one, for each that has images."""
-    others = sums.map(lambda part: part.sum(dim=0) - part)
-    return [others.map(itemgetter(left)) for left in sums.images.nonzero()[:, 0].tolist()]
 
 
 def _estimates(values: Float64[Tensor, "samples heads"]) -> list[Estimate]:

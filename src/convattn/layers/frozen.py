@@ -11,7 +11,13 @@ from torch.utils._pytree import tree_leaves
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
 from convattn.functional.torch_modes import fixed_sizes
-from convattn.layers.relative import ConvolutionLike, RelativeAttention, lay_out_as, require_images
+from convattn.layers.relative import (
+    ConvolutionLike,
+    RelativeAttention,
+    lay_out_as,
+    require_images,
+    with_gradient_laid_out,
+)
 
 
 class _Prepared(NamedTuple):
@@ -86,6 +92,7 @@ class FrozenAttention(ConvolutionLike):
                 f"x must have a size for which this layer was frozen, {made}, but has"
                 f" {_times(size)}: freeze the layer again with such images"
             )
+        x = with_gradient_laid_out(x)
         return lay_out_as(x, prepared.path.attend(x, prepared.maps, prepared.bias))
 
     def train(self, mode: bool = True) -> "FrozenAttention":

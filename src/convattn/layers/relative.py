@@ -35,6 +35,7 @@ from convattn.functional.torch_modes import (
     can_be_read,
     fixed_sizes,
     is_accelerator,
+    needs_own_operations,
 )
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
@@ -361,6 +362,7 @@ class RelativeAttention(ConvolutionLike, ABC):
                 return convolve(x, kernel, self.bias, steps, window.padding, spread, self.groups)
         maps = self.values.factors()
         require_images(x, self.in_channels, self.dims, maps.value.dtype)
+        x = with_gradient_laid_out(x)
         y = self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
         return lay_out_as(x, y)
 
@@ -762,6 +764,17 @@ def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
     is_view = y.requires_grad and not torch.compiler.is_compiling() and y._is_view()
     # along an axis of one pixel or channel any step will do, and others read there which layout was meant
     return y.clone(memory_format=layout) if is_view or 1 in y.shape[1:] else y
+
+
+def with_gradient_laid_out(x: Tensor) -> Tensor:
+    """Returns the same images, whose gradient will lie in memory as they do: what made them reads it faster so."""
+    in_torch = torch.compiler.is_compiling() or needs_own_operations(x)
+    if x.requires_grad and torch.is_grad_enabled() and not in_torch:
+        own = x.view_as(x)
+        # torch calls it with None where no gradient arrives
+        own.register_hook(lambda gradient: None if gradient is None else lay_out_as(x, gradient))
+        return own
+    return x
 
 
 def _has_channels_last(x: Tensor) -> bool:
