@@ -364,16 +364,15 @@ class ContentPath(Path):
         sizes = self.sizes
         share = self.form.heads.share
         keys = pad_keys(x, sizes.geometry)
-        own = maps
+        value = maps.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
+        mixed = self._means(keys, value)
         if share is not None:
-            own = maps.weighted(1 - share)
-        value = own.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
-        mixed = self._means(keys, value).mT
+            mixed = mixed * (1 - share)[:, None, None]
+        mixed = mixed.mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
-        y = own.combine(mixed, values_first=self.values_first)
-        grid = [len(axis.queries) for axis in sizes.axes]
-        y = add_bias(y.unflatten(2, grid), bias)
+        y = maps.combine(mixed, values_first=self.values_first)
+        y = add_bias(y.unflatten(2, sizes.grid), bias)
         if self.position is None or share is None:
             return y
         return y + self.position.attend(x, maps.weighted(share), None)

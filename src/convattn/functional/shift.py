@@ -102,7 +102,7 @@ def _by_tap(
     window: Sequence[range],
 ) -> Float[Tensor, "taps outputs channels"]:
     """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
-    count = math.prod(map(len, window))
+    count = math.prod([len(taps) for taps in window])  # torch.compile takes no map
     heads_at: list[list[Tensor]] = [[] for _ in range(count)]
     in_order = len(offsets) == count
     for head, offset in enumerate(offsets):
