@@ -259,7 +259,8 @@ class _BandAttention(NamedTuple):
         if band.is_kernel(keys.shape[1], maps[0].numel()):
             pattern = "heads taps, heads outputs channels -> outputs channels taps"
             return _convolution(keys, einsum(weights, maps, pattern), groups, step)
-        inside = Axis(range(0, keys.shape[-1] - band.taps + 1, step), keys.shape[-1])
+        count = keys.shape[-1]
+        inside = Axis(range(0, count - band.taps + 1, step), count)
         means = weighted_sums(keys[:, None], [weights], [0], [inside])
         return combine_heads(means, maps, groups)
 

@@ -317,7 +317,8 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
     for margin in margins:
         share = margin / least[:, None] / (2 * len(margins))
         from_start = int((share.cumsum(-1) > negligible).sum(-1).max())
-        from_end = int((share.flip(-1).cumsum(-1) > negligible).sum(-1).max())
+        from_last = share.flip(-1).cumsum(-1)
+        from_end = int((from_last > negligible).sum(-1).max())
         start = margin.shape[1] - from_start
         stop = from_end
         cut.append(slice(start, stop) if start < stop else slice(0, 1))

@@ -58,7 +58,8 @@ def attention_by_products(
         if torch.compiler.is_compiling() or needs_own_operations(*inputs) or len(keys) <= images:
             return compute(*inputs)
         again = computed_again(compute)
-        return torch.cat([again(part, *inputs[1:]) for part in inputs[0].split(images)])
+        parts = inputs[0].split(images)
+        return torch.cat([again(part, *inputs[1:]) for part in parts])
 
 
 def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:

@@ -316,7 +316,8 @@ def second_degree_query(
     """Returns the queries' channels of scores c₀‖δ‖² + c·δ: (c − 2c₀q, c₀)."""
     queries = _centred([axis.queries for axis in axes], axes, square)
     slopes = linear - 2 * square[..., None] * queries
-    return torch.cat([slopes, square[..., None].expand(*slopes.shape[:-1], 1)], dim=-1)
+    squares = square[..., None].expand(*slopes.shape[:-1], 1)
+    return torch.cat([slopes, squares], dim=-1)
 
 
 def second_degree_key(
@@ -324,7 +325,8 @@ def second_degree_key(
 ) -> Float[Tensor, "keys channels"]:
     """Returns the keys' channels of scores c₀‖δ‖² + c·δ: (k, ‖k‖²)."""
     keys = _centred([range(axis.keys) for axis in axes], axes, like)
-    return torch.cat([keys, (keys**2).sum(-1, keepdim=True)], dim=-1)
+    squares = (keys**2).sum(-1, keepdim=True)
+    return torch.cat([keys, squares], dim=-1)
 
 
 def _centred(

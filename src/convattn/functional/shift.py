@@ -133,7 +133,9 @@ def _pixels_seen(
     repeats = []
     cuts = []
     for count, (start, stop) in zip(keys.shape[2:], seen, strict=True):
-        cuts.append(slice(min(max(0, start), count - 1), max(1, min(stop, count))))
+        first = min(max(0, start), count - 1)
+        end = max(1, min(stop, count))
+        cuts.append(slice(first, end))
         repeats = [max(0, -start), max(0, stop - count), *repeats]
     inside = keys[(..., *cuts)]
     if not any(repeats):
@@ -198,7 +200,8 @@ def _leak_at_end(
     leads_out = (axis.displacements(scores.device) < offsets)[:, nearest]
     if not leads_out.any():
         return 0.0
-    below = functional.pad(scores.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
+    sums = scores.logcumsumexp(-1)[:, :-1]
+    below = functional.pad(sums, (1, 0), value=-math.inf)
     ratios = (below - scores).exp()[:, nearest]
     return ratios.masked_fill(~leads_out, 0.0).amax().item()
 

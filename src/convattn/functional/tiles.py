@@ -388,7 +388,8 @@ def _mix(
 ) -> None:
     """Writes the products along an axis into `out`, or adds them to it."""
     if x.shape[3] == 1:
-        torch.baddbmm(out[..., 0], x[..., 0], weight.mT, beta=add, out=out[..., 0])
+        means = out[..., 0]
+        torch.baddbmm(means, x[..., 0], weight.mT, beta=add, out=means)
         return
     for of_head, keys, means in zip(weight, x, out, strict=True):
         torch.baddbmm(means, of_head.expand(len(keys), -1, -1), keys, beta=add, out=means)
