@@ -6,7 +6,6 @@ mask           scores of some queries at a time: a CPU, and scores that are no s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, NamedTuple, final
@@ -118,12 +117,8 @@ class PositionForm(ABC):
         """Returns channels whose product is the score, for scaled queries without u; None where a mask adds it."""
         return None
 
-    def mask(
-        self,
-        query: Float[Tensor, "images heads queries width"],  # noqa: ARG002
-        bias: Float[Tensor, "heads width"] | None,  # noqa: ARG002
-    ) -> Mask | None:
-        """Returns a mask of scores, for scaled queries without u and for u, scaled; None where channels add it."""
+    def mask(self, query: Float[Tensor, "images heads queries width"]) -> Mask | None:  # noqa: ARG002
+        """Returns a mask of scores, in the dtype of the queries; None where channels add it."""
         return None
 
     def _scores(self, like: Tensor, *, by_axis: bool) -> list[Float[Tensor, "heads _"]]:
@@ -256,28 +251,21 @@ class Masked(PositionForm):
         """No channels."""
         return 0
 
-    def mask(self, query: Tensor, bias: Tensor | None) -> Mask:
+    def mask(self, query: Tensor) -> Mask:
         """Returns a sum over axes where that is the score, except on a GPU."""
         additive = isinstance(self.heads.encoding, AxisAdditiveEncoding)
         by_axis = additive and not is_accelerator(query.device)
         scores = self._scores(query, by_axis=by_axis)
         features = self._features(query, by_axis=by_axis)
+        bias = self.content.content_bias
         if bias is not None and features:
-            scores = _for_biased(bias, scores, features)
+            # queries hold u, which only the keys of content are to see: u·Ŵr_δ is taken off again
+            scaled = self.content.key_width**-0.5 * bias.to(query.dtype)
+            own = scores or [0.0] * len(features)
+            scores = []
+            for score, table in zip(own, features, strict=True):
+                scores.append(score - (table @ scaled[..., None]).squeeze(-1))
         return Mask(self.axes, scores, features)
-
-
-def _for_biased(
-    bias: Float[Tensor, "heads width"],
-    scores: Sequence[Float[Tensor, "heads _"]],
-    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
-) -> list[Float[Tensor, "heads _"]]:
-    """Returns s_h(δ) − u·Ŵr_δ: with the features, a query that holds u then scores as one that does not."""
-    own = scores or [0.0] * len(features)
-    return [
-        score - (table @ bias[..., None]).squeeze(-1)
-        for score, table in zip(own, features, strict=True)
-    ]
 
 
 def fastest_form(heads: Heads, axes: tuple[Axis, ...], device: torch.device) -> PositionForm:
@@ -389,26 +377,20 @@ class ContentPath(Path):
         with without_autocast(keys.device):
             wide = at_least_float32(narrow)
             scale = content.key_width**-0.5
-            unbiased = query.to(wide) * scale
-            query = unbiased
-            bias = None
-            if content.content_bias is not None:
-                bias = scale * content.content_bias.to(wide)
-                query = unbiased + bias[:, None]
-            # narrow queries are scaled by the kernel
-            factor = 1.0 if narrow == wide else scale
-            query = (query / factor).to(narrow)
-            key = key.to(narrow)
-            mask = None
+            query = query.to(wide)
+            mask = channels = None
             if not self.form.is_empty:
-                mask = self.form.mask(unbiased, bias)
-                channels = self.form.channels(unbiased)
-                if channels is not None:
-                    channels = Channels(channels.query / factor, channels.key)
-                    if narrow != wide:
-                        parts = self.precision.query, self.precision.key
-                        channels = in_parts(channels, narrow, *parts)
-                    query, key = channels.append(query, key)
+                mask = self.form.mask(query)
+                channels = self.form.channels(scale * query)
+            if content.content_bias is not None:
+                query = query + content.content_bias.to(wide)[:, None]
+            query = query.to(narrow)
+            key = key.to(narrow)
+            if channels is not None:
+                channels = Channels(channels.query / scale, channels.key)
+                if narrow != wide:
+                    channels = in_parts(channels, narrow, self.precision.query, self.precision.key)
+                query, key = channels.append(query, key)
             return fused_attention(
-                query, key, value.to(narrow), mask, self.form.heads.dropout, scale=factor
+                query, key, value.to(narrow), mask, self.form.heads.dropout, scale=scale
             )

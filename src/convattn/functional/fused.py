@@ -153,8 +153,8 @@ def fused_attention(
         return _by_kernel(mask, dropout, scale, query, key, value)
     given = query.dtype
     wide = at_least_float32(given)
-    query, key, value = (tensor.to(wide).contiguous() for tensor in (query, key, value))
-    query = query * scale
+    query, key, value = (tensor.to(wide) for tensor in (query, key, value))
+    query = (query * scale).contiguous()
     inputs = (query, key, value, *tables)
     if own_operations:
         return _explicit(mask, dropout, slice(None), *inputs).to(given)
@@ -173,7 +173,8 @@ def _by_kernel(
     compiling = torch.compiler.is_compiling()
     pieces = [(query, key, value)]  # whole where a graph must not fix the number of images
     if mask is not None and mask.features and not compiling:
-        images = fitting(query.device, _COPIES * 4 * query.shape[1:3].numel() * key.shape[2])
+        scores = query.shape[1:3].numel() * key.shape[2]
+        images = fitting(query.device, _COPIES * 4 * scores)
         pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
     compute = partial(_of_kernel, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
@@ -349,12 +350,11 @@ def _of_tile(
     *terms: Tensor,
 ) -> Float[Tensor, "sequences queries inner"]:
     """Computes by the weights of all that is given."""
-    bounds = None
     if terms:
         scores = _added(terms)
         is_kept = torch.is_grad_enabled() or needs_own_operations(scores, query, key)
         scores = torch.baddbmm(scores, query, key, out=None if is_kept else scores)
     else:
-        scores = bounds = torch.bmm(query, key)
-    weights = normal_weights(scores, bounds=bounds, owned=True)
+        scores = torch.bmm(query, key)
+    weights = normal_weights(scores, owned=True)
     return functional.dropout(weights, dropout, training=dropout > 0) @ value

@@ -17,8 +17,8 @@ from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.encodings.encoding import compute_parameters
 from convattn.functional.torch_modes import (
     at_least_float32,
-    can_be_read,
     is_accelerator,
+    needs_own_operations,
     without_autocast,
 )
 from convattn.grid import Axis, Geometry
@@ -59,9 +59,8 @@ def pad_keys(
     mode = geometry.padding_mode.replace("zeros", "constant")
     padded = functional.pad(x, flat, mode)
     for dim, (before, after) in enumerate(geometry.padding, start=2):
-        padded = padded[
-            (slice(None),) * dim + (slice(max(-before, 0), padded.shape[dim] + min(after, 0)),)
-        ]
+        cut = slice(max(-before, 0), padded.shape[dim] + min(after, 0))
+        padded = padded[(slice(None),) * dim + (cut,)]
     return padded
 
 
@@ -212,14 +211,12 @@ def position_weights(
         >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
         [[[1.0, 0.0]]]
     """
-    scores = displacement_scores(table, axes)
-    return normal_weights(scores, bounds=table if len(axes) > 1 else None)
+    return normal_weights(displacement_scores(table, axes))
 
 
 def normal_weights(
     scores: Float[Tensor, "*batch queries keys"],
     *,
-    bounds: Tensor | None = None,
     owned: bool = False,
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for weights below the root of the smallest normal number.
@@ -230,7 +227,6 @@ def normal_weights(
 
     Args:
         scores: Scores in at least float32.
-        bounds: Numbers whose range holds all scores: where it is small, no score is cut. None always cuts.
         owned: Whether the scores may be overwritten.
 
     Returns:
@@ -245,13 +241,11 @@ def normal_weights(
         return attention_weights(scores)
     # no row of weights sums to more than its number of keys before it is normalised
     least = math.log(torch.finfo(scores.dtype).tiny) / 2 + math.log(scores.shape[-1])
-    if bounds is not None and bounds.numel() and can_be_read(bounds):
-        lowest, highest = bounds.detach().aminmax()
-        if lowest - highest >= least:
-            return attention_weights(scores)
     highest = scores.detach().amax(-1, keepdim=True)
     lowered = scores.sub_(highest) if owned else scores - highest
-    return torch.softmax(torch.threshold_(lowered, least, -math.inf), dim=-1)
+    torch.threshold_(lowered, least, -math.inf)
+    is_kept = not owned or torch.is_grad_enabled() or needs_own_operations(lowered)
+    return torch.softmax(lowered, dim=-1, out=None if is_kept else lowered)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
@@ -265,7 +259,8 @@ def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "h
     """
     whole = weights[0]
     for weight in weights[1:]:
-        whole = (whole[:, :, None, :, None] * weight[:, None, :, None, :]).flatten(3).flatten(1, 2)
+        outer = whole[:, :, None, :, None] * weight[:, None, :, None, :]
+        whole = outer.flatten(3).flatten(1, 2)
     return whole
 
 
