@@ -360,7 +360,8 @@ class ContentPath(Path):
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
         y = maps.combine(mixed, values_first=self.values_first)
-        y = add_bias(y.unflatten(2, sizes.grid), bias)
+        grid = [len(axis.queries) for axis in sizes.axes]
+        y = add_bias(y.unflatten(2, grid), bias)
         if self.position is None or share is None:
             return y
         return y + self.position.attend(x, maps.weighted(share), None)
