@@ -4,11 +4,11 @@ import copy
 import importlib
 import inspect
 import math
-import weakref
 from itertools import product
 
 import pytest
 import torch
+from tests.functional.alive import Alive
 from tests.testing.dense import as_dtype
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -158,28 +158,6 @@ def largest(layer, x):
         if x.requires_grad:
             y.sum().backward()
     return met.bytes
-
-
-class Alive(TorchDispatchMode):
-    """Notes the most bytes of tensors that are alive at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(tensor, torch.Tensor):
-                self.note(tensor.untyped_storage())
-        return made
-
-    def note(self, memory):
-        if memory.data_ptr() not in self.bytes:
-            self.bytes[memory.data_ptr()] = memory.nbytes()
-            self.most = max(self.most, sum(self.bytes.values()))
-            weakref.finalize(memory, self.bytes.pop, memory.data_ptr(), None)
 
 
 def test_a_step_takes_little_more_memory_with_many_heads(monkeypatch):

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.functional.alive import Alive
 
 from convattn.encodings import ENCODINGS, LearnedAxial, Quadratic, create_encoding
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
@@ -231,6 +232,29 @@ def test_path_taken_can_be_asked_for(options, training, evaluating):
     assert plan.flops > 0
     assert plan.bytes > 0
     assert {training, evaluating} <= set(WAYS)
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size", "options"),
+    [
+        (3, 64, 56, {"encoding": "quadratic"}),  # outputs that are many more than the images
+        (64, 64, 28, {"encoding": "quadratic"}),
+        (192, 5, 28, {"encoding": "quadratic"}),  # values first
+        (64, 64, 28, {"encoding": "shift", "num_heads": 9}),
+        (12, 64, 24, {"encoding": "distance"}),
+        (64, 64, 48, {"encoding": "distance", "impl": "fourier"}),
+        (64, 64, 28, {"encoding": "quadratic", "content": True, "head_width": 16}),
+        (12, 12, 14, {"encoding": "quadratic", "content": True, "head_width": 4}),  # small pieces
+    ],
+    ids=str,
+)
+def test_a_plan_says_what_a_call_holds_within_a_factor_of_three(channels, outputs, size, options):
+    layer = RelativeAttention2d(channels, outputs, **{"num_heads": 4, **options})
+    images = torch.randn(8, channels, size, size)
+    with Alive() as met, torch.no_grad():
+        output = layer(images)
+    held = met.most - output.nbytes
+    assert held / 3 <= layer.plan(images.shape).bytes <= held * 3
 
 
 def test_every_way_of_computing_is_named_where_impl_is_described():

@@ -275,8 +275,8 @@ def fastest_form(heads: Heads, axes: tuple[Axis, ...], device: torch.device) -> 
     on_cpu = not is_accelerator(device) and not torch.compiler.is_compiling()
     # the kernel's gradient leaves rounding where weights are exactly 0 and 1
     hard = heads.encoding.fixed_displacements is not None
-    several = [axis for axis in axes if axis.keys > 1]
-    wide = one_hot.width > _WIDEST and len(several) < 2
+    several = sum(axis.keys > 1 for axis in axes)
+    wide = one_hot.width > _WIDEST and several < 2
     return Masked(heads, axes) if on_cpu or heads.joint or hard or wide else one_hot
 
 
@@ -328,11 +328,13 @@ class ContentPath(Path):
         sizes = self.sizes
         content = self.form.content
         width = content.key_width + self.precision.parts * self.form.width
-        channels = sizes.inner if self.values_first else sizes.channels
-        pixels = sizes.batch * sizes.heads * (3 * sizes.queries + 2 * sizes.keys)
-        memory = pixels * max(width, channels) * self.precision.dtype.itemsize
-        # two for what is looked up, one for scores, and one for weights
-        memory += 4 * piece_bytes(sizes.device)
+        heads = sizes.batch * sizes.heads
+        memory = heads * (3 * sizes.queries + 2 * sizes.keys)
+        memory *= max(width, min(sizes.inner, sizes.channels))
+        memory *= self.precision.dtype.itemsize
+        scores = heads * sizes.queries * sizes.keys * sizes.softmax_dtype.itemsize
+        # a tile of weights, and what is looked up for several
+        memory += min(scores, piece_bytes(sizes.device))
         count = prod if self.form.heads.joint else sum
         features = content.uses_position * count(axis.span for axis in sizes.axes)
         flops = sizes.content_flops(content, width, features, values_first=self.values_first)

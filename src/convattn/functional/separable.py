@@ -87,9 +87,6 @@ def explicit_cost(sizes: CallSizes, *, by_axis: bool, values_first: bool) -> Cos
         memory += (
             sizes.batch * sizes.heads * sizes.inner * (sizes.keys + sizes.queries) * sizes.itemsize
         )
-    else:
-        mixed = sizes.batch * sizes.channels * sizes.queries * sizes.itemsize
-        memory += 3 * min(1 << 21, mixed)
     return Cost(sizes.explicit_flops(by_axis=by_axis, values_first=values_first), memory)
 
 

@@ -59,7 +59,9 @@ class Plan(Record):
     # Floating-point operations of a forward pass with all keys, of which tiles leave out those without attention; a
     # multiplication and an addition count as two
     flops: int
-    bytes: int  # Estimated working memory of a forward pass, beyond input, output and parameters
+    # Estimated working memory of a forward pass without gradients, beyond input, output and parameters. Above some MiB
+    # it is mostly right within a factor of three; small calls can hold several MiB more, and those with content less
+    bytes: int
     bound: float  # Largest error beyond rounding for inputs of absolute value ≤ 1
     shape: tuple[int, ...]  # Shape of the images, (batch, channels, *spatial)
     dtype: str  # Dtype of the images
@@ -409,6 +411,7 @@ class RelativeAttention(ConvolutionLike, ABC):
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
         path = self.path(maps, x.shape, x.dtype, on)
         cost = path.cost()
+        outputs = path.sizes.batch * path.sizes.queries * self.out_channels * x.itemsize
         bound = 2 * path.bound
         if bound:
             whole = maps.whole().detach()
@@ -418,7 +421,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             order="values" if path.values_first else "weights",
             reason=path.reason,
             flops=cost.flops,
-            bytes=cost.bytes,
+            bytes=cost.bytes + x.nbytes + outputs,
             bound=bound,
             shape=sizes,
             dtype=str(x.dtype).removeprefix("torch."),
