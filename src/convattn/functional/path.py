@@ -43,7 +43,7 @@ class Cost(NamedTuple):
     """Operations and working memory."""
 
     flops: int  # floating-point operations
-    bytes: int  # working memory
+    bytes: int  # working memory, without the copies of images and of outputs that most paths make
 
 
 @dataclass(frozen=True)
