@@ -76,6 +76,8 @@ def network_to_attention(
 
     Args:
         model: The network; it is not changed.
+        images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
+            normal image of the size in `model.default_cfg`, or else 224 × 224.
         sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
         impl: "auto" (hard heads run as a convolution) or "separable" (softmax attention, axis by axis).
         content: Whether layers also get gated scores that depend on the input, or which terms these have; see
@@ -85,8 +87,6 @@ def network_to_attention(
             56 × 56 and a minute at 112 × 112. So convert the last stages only, with `include`.
         include: Names of the convolutions to convert, as patterns like "layer4.*"; None means all.
         exclude: Name patterns of convolutions to leave alone; it takes precedence over `include`.
-        images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
-            normal image of the size in `model.default_cfg`, or else 224 × 224.
         tolerance: Largest difference that the certificate calls close, as a share in (0, 1) of its channel's largest
             output, if no prediction changes on the images given. None calls nothing close, as if no images were given.
 
@@ -216,13 +216,13 @@ def network_to_conv(
 
     Args:
         model: The network; it is not changed, and the copy shares nothing with it.
+        images: Images on which both networks are compared, in evaluation mode.
         kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer. Hard heads may keep a smaller one.
         mass: Largest share in (0, 1) of a head's attention that may lie outside its window; None means rounding.
         borders: As in `attention_to_conv`: "exact" or "auto" keep what attention computes at borders. Give images of
             the size that the network is for.
         include: Name patterns of the layers to convert, like "blocks.*.mixer"; None means all.
         exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
-        images: Images on which both networks are compared, in evaluation mode.
         tolerance: As in `network_to_attention`.
 
     Returns:
