@@ -60,8 +60,6 @@ def missing_sections(function) -> list[str]:
     """Returns the sections that the docstring of a function needs and lacks."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     needed = []
-    if inspect.signature(function).parameters:
-        needed.append("Args:")
     if ast.unparse(definition.returns) != "None":
         needed.append("Returns:")
     if any(isinstance(node, ast.Raise) for node in ast.walk(definition)):
@@ -69,10 +67,21 @@ def missing_sections(function) -> list[str]:
     return [section for section in needed if section not in function.__doc__]
 
 
+def documented_arguments(function) -> list[str]:
+    """Returns the arguments that the docstring of a function names, in its order."""
+    _, _, arguments = inspect.cleandoc(function.__doc__).partition("\nArgs:\n")
+    section, _, _ = arguments.partition("\n\n")
+    names = ", ".join(re.findall(r"^ {4}(\S[\w*, ]*): ", section, re.MULTILINE))
+    return re.findall(r"\w+", names)
+
+
 def test_every_public_function_documents_arguments_results_and_errors():
     for name in OBJECTS:
         function = getattr(convattn, name)
         if inspect.isfunction(function):
+            assert documented_arguments(function) == list(inspect.signature(function).parameters), (
+                name
+            )
             assert missing_sections(function) == [], name
 
 
