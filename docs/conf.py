@@ -39,6 +39,7 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True  # what a cell prints is one block
 
 autodoc_typehints = "none"
+napoleon_attr_annotations = False
 autodoc_member_order = "bysource"
 
 

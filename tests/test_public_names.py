@@ -47,6 +47,22 @@ def test_every_public_name_is_documented_once():
     assert sorted(listed) == sorted(convattn.__all__)
 
 
+def test_every_name_of_a_public_module_has_its_docstring_in_the_reference():
+    index = (API / "index.md").read_text(encoding="utf-8")
+    modules = ["convattn", *re.findall(r"`(convattn\.[\w.]+)`", index)]
+    documented = []
+    for page in API.glob("*.md"):
+        for name in re.findall(r"auto\w+:: ([\w.]+)", page.read_text(encoding="utf-8")):
+            home, _, own = name.rpartition(".")
+            documented.append(getattr(importlib.import_module(home), own))
+    assert len(modules) == 9
+    for module in map(importlib.import_module, modules):
+        for name in set(module.__all__) - {"__version__"}:
+            assert any(getattr(module, name) is one for one in documented), (
+                f"{module.__name__}.{name}"
+            )
+
+
 def test_every_public_name_has_an_example_that_runs():
     parser = doctest.DocTestParser()
     for name in OBJECTS:

@@ -17,7 +17,7 @@ class ScoreFunction(Encoding):
     find tensors that a plain function reads: to train them, write a subclass of `Encoding`. A function is not saved.
 
     Attributes:
-        function: f, displacements (*points, dims) → scores (heads, *points).
+        function: f, displacements `(*points, dims)` → scores `(heads, *points)`.
 
     Example:
         >>> import torch
@@ -32,7 +32,7 @@ class ScoreFunction(Encoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            function: Displacements (*points, dims) in pixels → scores (heads, *points). It sees all displacements of a
+            function: Displacements `(*points, dims)` in pixels → scores `(heads, *points)`. It sees all those of a
                 grid at once.
 
         Raises:

@@ -18,7 +18,7 @@ class MergedValues(nn.Module):
 
     Attributes:
         weight: (heads, outputs, inputs // groups), W_h = `weight[h]`; or, held as the kernel of a convolution,
-            (outputs, inputs // groups, *kernel_size) with the heads as its taps, row by row. U(−b, b) at the start
+            `(outputs, inputs // groups, *kernel_size)` with the heads as its taps, row by row. U(−b, b) at the start
             with b = 1/√(heads·inputs/groups), as `nn.ConvNd` draws its weight.
         kernel_size: Taps per axis of that kernel, or None.
         groups: Number of blocks of each matrix.
