@@ -71,9 +71,9 @@ def test_values_that_are_not_finite_have_no_interval(wrong):
         t_interval([1.0, wrong, 2.0, 3.0])
 
 
-def test_a_difference_says_whether_it_is_resolved():
+def test_a_difference_says_whether_its_interval_contains_0():
     assert difference_in_words([0.01, 0.02, 0.03]).endswith(
-        "95 % t interval -0.48 to +4.48, n = 3: not resolved"
+        "95 % t interval -0.48 to +4.48 contains 0, n = 3"
     )
-    assert difference_in_words([0.02, 0.02, 0.03]).endswith("n = 3: resolved")
+    assert difference_in_words([0.02, 0.02, 0.03]).endswith("leaves out 0, n = 3")
     assert difference_in_words([0.02, 0.04]) == "+3.00 points, n = 2: too few for an interval"

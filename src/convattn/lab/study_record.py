@@ -171,18 +171,18 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def difference_in_words(values: Sequence[float]) -> str:
-    """Words the mean of paired differences (fractions, one per seed) in points, with its interval, and if resolved.
+    """Words the mean of paired differences (fractions, one per seed) in points, with its interval alone.
 
     Example:
         >>> difference_in_words([0.01, 0.02, 0.03])
-        '+2.00 points, 95 % t interval -0.48 to +4.48, n = 3: not resolved'
+        '+2.00 points, 95 % t interval -0.48 to +4.48 contains 0, n = 3'
     """
     mean, n = f"{100 * statistics.fmean(values):+.2f} points", len(values)
     if n < LEAST_SEEDS:
         return f"{mean}, n = {n}: too few for an interval"
     low, high = t_interval(values)
-    resolved = "resolved" if low > 0 or high < 0 else "not resolved"
-    return f"{mean}, 95 % t interval {100 * low:+.2f} to {100 * high:+.2f}, n = {n}: {resolved}"
+    zero = "leaves out 0" if low > 0 or high < 0 else "contains 0"
+    return f"{mean}, 95 % t interval {100 * low:+.2f} to {100 * high:+.2f} {zero}, n = {n}"
 
 
 def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:
