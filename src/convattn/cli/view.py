@@ -56,9 +56,9 @@ def view(  # noqa: PLR0913 - the options of the command
             takes (floating-point numbers). Pictures are prepared as the network's own
             configuration says. Networks that were trained on CIFAR-10 or digits need none: test images come with the
             packages, twenty of CIFAR-10.
-        network: Which weights the network has.
         output: File to write; it must not exist. Default: view.html, or the first of view-2.html, view-3.html, … that
             is free.
+        network: Which weights the network has.
         limit: How many of the images to take, in the order of their names. Default: 8, or 20 without
             --images.
         layer: Name of a layer to show, or a pattern such as 'blocks.*'; may be given more than once. Default: all.
