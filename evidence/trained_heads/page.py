@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from convattn.heads.jackknife import held_out
 from convattn.heads.verdict import ANYWHERE
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.study_record import t_interval
@@ -108,6 +109,25 @@ def cross_table() -> str:
             rows.append([*cells, head["looks"], *numbers, *controls])
     columns = ["network", "head", "it is", "looks", "R²", "share"]
     return markdown_table([*columns, "R², untrained", "positions kept", "shuffled"], rows)
+
+
+def scored_in_words() -> str:
+    """Says on how many photographs position scores were fitted, and on how many others they were scored."""
+    counts = {
+        (record["images"], record["control_images"], record["kept_images"])
+        for record in with_part("words").values()
+        if _of_pictures(record)
+    }
+    (images, control, kept), *others = counts
+    if others:
+        raise ValueError(
+            "networks differ in their numbers of photographs, and the page has one sentence for all"
+        )
+    scored = held_out(images)
+    return (
+        f"fitted to {images - scored} of the {images} photographs and scored on the other {scored}; in the controls"
+        f" {held_out(control)} of {control} are scored, where positions are kept {held_out(kept)} of {kept}"
+    )
 
 
 def cross_in_words() -> str:
@@ -315,16 +335,10 @@ def sizes_table() -> str:
 def tasks_table() -> str:
     """Tabulates the tasks: what is right, as it is and in the arms without draws."""
     rows = []
-    for name, record in run().items():
-        if has(record, "tasks"):
-            cells = [f"{record['title']}: {TASKS[name]}"]
-            cells += [_right(row["right"]) for row in record["tasks"]]
-            rows.append(cells)
-        elif name == "swin" and has(record, "cause"):
-            cells = [f"{record['title']}: {TASKS[name]}", "100.0"]
-            for arm in (OWN, TURNED[1], MEAN, ZERO, UNIFORM, TAP):
-                cells.append(_right(list(values(record, arm, "same").values())))
-            rows.append(cells)
+    for name, task in TASKS.items():
+        right = _task(name)
+        if right:
+            rows.append([f"{run()[name]['title']}: {task}", *right.values()])
     arms = ["as it is", OWN, "turned by 180°, or reversed", MEAN, ZERO, UNIFORM, TAP]
     return markdown_table(["task, % right", *arms], rows)
 
@@ -341,23 +355,35 @@ TASKS = {
 """What the tasks are."""
 
 
-def task_in_words(name: str) -> str:
-    """Says what is right of a task as it is, and with the own and the turned kernels of the chosen heads."""
-    rows = {row["arm"]: _right(row["right"]) for row in run()[name]["tasks"]}
-    turned = next(rows[arm] for arm in (TURNED[1], REVERSED) if arm in rows)
-    return (
-        f"{TASKS[name]}, {rows[BEFORE]} % right as it is, {rows[OWN]} % with own kernels of {CHOSEN} heads, {turned} %"
-        " with turned ones"
-    )
+def tasks_in_words() -> str:
+    """Says of every task what is right as it is, and with the own and the turned kernels of the chosen heads."""
+    words = []
+    for name, task in TASKS.items():
+        right = _task(name)
+        if right:
+            before, own, turned, *_ = right.values()
+            words.append(f"{run()[name]['title']}, {task}: {before}, {own}, {turned}")
+    return f"% right as it is, with own kernels of {CHOSEN} heads, with turned ones: {'; '.join(words)}"
+
+
+def _task(name: str) -> dict[str, str]:
+    """Words what is right of a task in each arm, or is empty if it was not run."""
+    record = run().get(name)
+    if record is None:
+        return {}
+    if has(record, "tasks"):
+        return {row["arm"]: _right(row["right"]) for row in record["tasks"]}
+    if name == "swin" and has(record, "cause"):
+        arms = (OWN, TURNED[1], MEAN, ZERO, UNIFORM, TAP)
+        return {BEFORE: "100.0"} | {
+            arm: _right(list(values(record, arm, "same").values())) for arm in arms
+        }
+    return {}
 
 
 def missing_tasks() -> str:
     """Says which tasks were not run."""
-    left = []
-    for name in TASKS:
-        record = run().get(name)
-        if record is None or not has(record, "cause" if name == "swin" else "tasks"):
-            left.append(f"`{name}`")
+    left = [f"`{name}`" for name in TASKS if not _task(name)]
     return f"Not run yet: {listed(left)}." if left else ""
 
 
