@@ -59,7 +59,7 @@ test-cuda: $(VENV)/.dev  ## Run the tests for a CUDA device on one, or with DEVI
 	$(PYTEST) -m cuda tests/cuda $(if $(filter cpu,$(DEVICE)),$(WORKERS))
 
 RUNS ?= seeds.jsonl
-test-seeds: $(VENV)/.dev ## Run the numeric tests with 40 other seeds, 20 of them on other code of torch: takes hours
+test-seeds: $(VENV)/.dev ## Run the numeric tests with 20 other seeds, five of them also on other code of torch in four ways: takes hours
 	$(PY) scripts/seeds.py -o $(RUNS) --numprocesses=auto --dist=worksteal
 
 coverage: $(VENV)/.dev   ## Run the tests of make test, and list the statements of the package that none of them reaches
