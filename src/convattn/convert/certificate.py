@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -35,8 +36,9 @@ def require_share(argument: str, share: float | None) -> None:
     """Raises ArgumentError unless `share` is None or a number in (0, 1)."""
     if share is None:
         return
-    is_number = isinstance(share, int | float) and not isinstance(share, bool)
-    require(is_number and 0 < share < 1, argument, "a share in (0, 1), or None", share)
+    require(
+        isinstance(share, Real) and 0 < share < 1, argument, "a share in (0, 1), or None", share
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +114,11 @@ class Certificate(ConversionRecord):
     rounding_at_zero: float
     check_shape: tuple[int, ...]  # Shape of the standard normal input that was measured
     check_seed: int  # Seed of that input
-    bound: float  # The a-priori bound for that input
-    measured_error: float  # Largest output difference to the source in float64 there
-    # Largest difference that rounding explains there (`docs/explanation/error-budget.md`)
+    bound: float  # The a-priori bound there, at the output that is nearest to its limit
+    measured_error: float  # How far that output is from the source in float64
+    # How far rounding explains there (`docs/explanation/error-budget.md`)
     rounding: float
-    largest: float  # Largest absolute value of the source's output there
+    largest: float  # Largest absolute value of the source in the channel of that output
     weights: str  # SHA-256 of the new module's weights and configuration
     normalised: bool = False  # Whether the convolution is a `NormalisedConv`
     any_size: bool = True  # Whether the promise holds for images of any size
@@ -160,8 +162,9 @@ class Certificate(ConversionRecord):
         per_unit = self.bound_per_unit + self.rounding_per_unit
         lines = [
             *self._heading(self.difference, facts),
-            f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
-            f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
+            f"  measured error  {self.measured_error:.3g}  at the output nearest to its limit",
+            f"  measured on     standard normal numbers {self.check_shape}",
+            f"  allowed there   {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
             f"  precision       {self.precision}",
             f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
         ]
@@ -267,10 +270,10 @@ class NetworkCertificate(ConversionRecord):
     images: str | None = None
     shapes: tuple[tuple[int, ...], ...] = ()  # Shapes of the tensors that they were called with
     reference: str | None = None  # Dtype of the source with which the result is compared
-    # Largest difference to the reference, at the output that comes closest to its budget
+    # How far the output that is nearest to its limit is from the reference
     measured_error: float | None = None
-    rounding: float | None = None  # Largest difference that rounding explains there
-    largest: float | None = None  # Largest absolute value of the reference there
+    rounding: float | None = None  # How far rounding explains there
+    largest: float | None = None  # Largest absolute value of the reference in its channel
     # Number of predictions; None unless the first output is one row of scores per image
     top1_total: int | None = None
     top1_changed: int | None = None  # How many of them have another largest score than before
@@ -324,7 +327,7 @@ class NetworkCertificate(ConversionRecord):
         lines = []
         if self.measured_error or self.largest:  # else there were no numbers
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
-            lines.append(f"  measured error  {error}, on {self.images}")
+            lines.append(f"  measured error  {error}, nearest to its limit, on {self.images}")
             lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
             lines.append(f"  precision       {self.precision}")
         if self.tolerance is not None and not self.exact:

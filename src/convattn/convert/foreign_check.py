@@ -61,10 +61,10 @@ class AgreementCertificate(VerdictRecord):
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     # Dtype in which the reference computed what the other was compared with
     compared_with: str
-    # Largest difference to that, at the output that comes closest to its tolerance
+    # How far the output that is nearest to its limit is from that
     measured_error: float
-    rounding: float  # Largest difference that rounding explains there
-    largest: float  # Largest absolute value of the reference there
+    rounding: float  # How far rounding explains there
+    largest: float  # Largest absolute value of the reference in its channel
     # Largest difference that is called close, as a share of the largest value
     tolerance: float | None
     # Number of decisions; None unless the first output is one row of scores per image
@@ -91,7 +91,7 @@ class AgreementCertificate(VerdictRecord):
         shows = self.measured_error or self.largest  # or there were no numbers
         if shows and math.isfinite(self.largest):  # outputs of other shapes have no difference
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
-            lines.append(f"  The largest difference is {error}, on {self.images}.")
+            lines.append(f"  The output nearest to its limit is off by {error}, on {self.images}.")
             lines.append(f"  Rounding explains {self.rounding:.3g}, against {self.compared_with}.")
             lines.append(f"  The reference computed {self.precision}.")
         if self.quantised:
@@ -203,6 +203,7 @@ def certify(
     verdict = comparison.judge(
         exact=may_be_exact, promised=False, changed=changed, tolerance=tolerance
     )
+    judged = comparison.nearest_to_rounding if verdict == "exact" else comparison.farthest
     return AgreementCertificate(
         verdict=verdict,
         reference=type(reference).__name__,
@@ -220,7 +221,7 @@ def certify(
         first_error=apart.error if first else None,
         first_rounding=apart.rounding if first else None,
         not_covered=tuple(not_covered),
-        **comparison.measured(comparison.nearest_to_rounding),
+        **comparison.measured(judged),
     )
 
 

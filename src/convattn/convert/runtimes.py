@@ -75,18 +75,15 @@ def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, 
     Raises ArgumentError if there is no such file, its kind is unknown or the runtime has no such option, and
     ConversionError if it cannot be loaded.
     """
-    kinds = {
-        "onnxruntime": _in_onnxruntime,
-        "openvino": _in_openvino,
-        ".onnx": _in_onnxruntime,
-        ".xml": _in_openvino,
-    }
-    kind = runtime or path.suffix.lower()
-    if not path.is_file() or kind not in kinds:
+    runtimes = {"onnxruntime": _in_onnxruntime, "openvino": _in_openvino}
+    kinds = {".onnx": "onnxruntime", ".xml": "openvino"}
+    kind = runtime or kinds.get(path.suffix.lower())
+    if not path.is_file() or kind is None:
         raise ArgumentError(
             f"other must be a file of the kind .onnx or .xml that exists, but is {str(path)!r}"
         )
-    load = partial(kinds[kind], path, options)
+    require_name("runtime", kind, runtimes)
+    load = partial(runtimes[kind], path, options)
     try:
         return load, load([])
     except (ImportError, UnknownNameError):

@@ -91,8 +91,9 @@ def test_summary_says_what_is_promised_and_what_was_measured():
     assert lines[1].endswith("Conv2d(3, 5, kernel_size=(3, 3))")
     text = " ".join(CERTIFICATE.summary().split())
     for part in (
-        "measured error 0.125 on a standard normal input (2, 3, 7, 11)",
-        "allowed 2.5 = bound 2.5 + rounding 1e-06",
+        "measured error 0.125 at the output nearest to its limit",
+        "measured on standard normal numbers (2, 3, 7, 11)",
+        "allowed there 2.5 = bound 2.5 + rounding 1e-06",
         "sharpness 5 per pixel²; mass off the tap at most 0.03",
         "not covered centres rounded when the layer is cast to a narrower dtype",
     ):
@@ -141,7 +142,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
     for part in (
         "from AttentionNet to ConvNet",
         "paths 1 convolution",
-        "measured error 0.25 of 4, on the images given",
+        "measured error 0.25 of 4, nearest to its limit, on the images given",
         "rounding 1e-05, against float64",
         "limit 0.01 of its channel's largest output, for a result that is close",
         "top-1 changed 1 of 2",

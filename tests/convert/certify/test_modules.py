@@ -18,7 +18,7 @@ from torch import nn
 
 from convattn import certify
 from convattn.convert.foreign_check import AgreementCertificate
-from convattn.errors import ArgumentError, ConversionError
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +201,12 @@ def test_a_runtime_needs_a_file(case):
         certify(case[0], case[0], case[1], runtime="openvino")
 
 
+def test_an_unknown_runtime_is_refused(case, tmp_path, without_type_checks):
+    (tmp_path / "network.onnx").write_bytes(b"anything")
+    with pytest.raises(UnknownNameError, match="unknown runtime 'openvin': did you mean 'openvino"):
+        certify(case[0], tmp_path / "network.onnx", case[1], runtime="openvin")
+
+
 def test_the_record_is_read_back(case, tmp_path):
     certificate = certify(case[0], damaged(case[0], change_weight), case[1])
     assert AgreementCertificate.load(certificate.save(tmp_path / "certificate.json")) == certificate
@@ -218,3 +224,19 @@ def test_where_neither_outputs_nor_layers_can_be_compared_there_is_no_verdict():
     assert certify(network, network, x).verdict == "exact"
     with pytest.raises(ArgumentError, match="images must lead to something to compare"):
         certify(network, lambda images: images[:0, :, 0, 0], x)
+
+
+def test_numbers_are_of_the_output_that_decides():
+    """Of a channel that is 3 % off, not of one that is 0.4 % off, which rounding explains even less."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(9, 2, generator=generator)
+    x = torch.cat([x, x + 0.01 * torch.randn(9, 2, generator=generator)], 1)
+    reference = nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        reference.weight.copy_(torch.tensor([[1.0] * 4, [1e4, 1e4, -1e4, -1e4]]))
+        other = copy.deepcopy(reference)
+        other.weight.mul_(torch.tensor([[1.004], [1.03]]))
+    certificate = certify(reference, other, x)
+    assert certificate.verdict == "different"
+    assert certificate.measured_error / certificate.largest == pytest.approx(0.03, rel=1e-2)
+    assert "The output nearest to its limit is off by" in certificate.summary()
