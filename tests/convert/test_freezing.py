@@ -267,3 +267,23 @@ def test_a_layer_that_does_not_compute_its_class_is_neither_frozen_nor_saved(
     ):
         attention_to_conv(layer, spatial=9)
     assert not (tmp_path / "layer").exists()
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_closed_gates_are_frozen_alike_with_and_without_gradients(gradients):
+    x = images(1, 3, 7, 9)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
+    gated, _ = network_to_attention(network, x, content=True)
+    with torch.set_grad_enabled(gradients):
+        frozen = freeze(gated, x)
+    assert type(frozen[0]) is nn.Conv2d
+
+
+def test_scores_by_definition_are_frozen(monkeypatch):
+    layer, x = RelativeAttention2d(3, 5, num_heads=9, impl="reference").eval(), images(2, 3, 7, 9)
+    frozen = FrozenAttention(layer, [(7, 9)])
+    monkeypatch.setattr(type(layer.encoding), "axis_scores", None)
+    hi = copy.deepcopy(layer).double()
+    monkeypatch.undo()
+    hi = hi(x.double())
+    assert_within_budget(frozen(x), hi, roundings(call, layer, x))

@@ -67,7 +67,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         if reason is not None:
             raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
         sizes = dict.fromkeys(shape[2:] for shape in several)
-        with _reparametrize_module(layer, inputs.weights[name]):
+        with torch.no_grad(), _reparametrize_module(layer, inputs.weights[name]):
             frozen[layer] = _frozen_attention(layer, sizes)
     return graft(copied, frozen)
 

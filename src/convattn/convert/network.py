@@ -79,7 +79,8 @@ def network_to_attention(
         images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
             normal image of the size in `model.default_cfg`, or else 224 × 224.
         sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
-        impl: "auto" (hard heads run as a convolution) or "separable" (softmax attention, axis by axis).
+        impl: "auto" (hard heads run as a convolution), "separable" (softmax attention, axis by axis), or another path
+            of `RelativeAttention2d`.
         content: Whether layers also get gated scores that depend on the input, or which terms these have; see
             `conv_to_attention`. While the gates are closed this costs nothing without gradients. With gradients, or
             with open gates, the weights of all pairs of query and key are computed, in little memory but in time

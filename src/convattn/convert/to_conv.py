@@ -95,8 +95,8 @@ def attention_to_conv(
             changed.
         kernel_size: Taps per axis, ≥ 1. None takes the layer's own window, or the smallest one that leaves at most
             `mass` outside. Hard heads that no window of this size holds may keep their own, smaller one.
-        mass: Largest share in (0, 1) of a head's attention that may lie outside the window. None means eps of the
-            weights' dtype.
+        mass: Largest share in (0, 1) of a head's attention that may lie outside the window that is chosen. None means
+            eps of the weights' dtype.
         spatial: Sizes of the images. Needed if attention does not fall off with distance, because it then depends on
             them. None takes the extent of a table, or a grid that is large enough for the heads.
         borders: "plain" makes a convolution of torch, which errs at borders unless heads are hard or see zeros around.
@@ -168,6 +168,7 @@ def require_options(kernel_size: PerAxis | None, mass: float | None, borders: st
     require_name("borders", borders, _BORDERS)
     if kernel_size is not None:
         require(borders == "plain", "borders", '"plain" with a kernel_size', borders)
+        require(mass is None, "mass", "None with a kernel_size, which is the window", mass)
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:

@@ -38,9 +38,9 @@ class _Prepared(NamedTuple):
 class FrozenAttention(ConvolutionLike):
     """A frozen copy of a layer without content, for images of given sizes.
 
-    It computes what the layer did in evaluation, by the same path, but with softmax, filters or kernel prepared. It has
-    no parameters, does not train, and cannot be moved to another device or dtype: freeze the layer again. Gradients
-    with respect to the images are correct.
+    It computes what the layer did in evaluation, by the same path ("dense" in place of "reference"), but with softmax,
+    filters or kernel prepared. It has no parameters, does not train, and cannot be moved to another device or dtype:
+    freeze the layer again. Gradients with respect to the images are correct.
 
     Attributes:
         in_channels, out_channels, num_heads: Sizes of the layer.
@@ -126,6 +126,8 @@ def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
     still = copy.deepcopy(layer).eval()
     still.content = still.gate = None  # they change nothing, and on a GPU a call does not look
+    if still.impl == "reference":  # which computes scores in each call
+        still.impl = "dense"
     maps = still.values.factors()
     shape = (1, layer.in_channels, *size)
     path = still.path(maps, shape, maps.value.dtype, maps.value.device)

@@ -101,8 +101,9 @@ def test_soft_heads_keep_output_sizes_and_bounds(name, kernel_size):
         ):
             attention_to_conv(layer, kernel_size=kernel_size, spatial=spatial)
         return
+    mass = 1e-3 if kernel_size is None else None
     conv, certificate = attention_to_conv(
-        layer, kernel_size=kernel_size, mass=1e-3, spatial=spatial
+        layer, kernel_size=kernel_size, mass=mass, spatial=spatial
     )
     assert certificate.verdict != "failed"
     assert largest_error(layer, conv, spatial) <= certificate.bound_per_unit * (1 + 1e-9)

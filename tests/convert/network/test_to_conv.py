@@ -119,6 +119,8 @@ def test_borders_are_checked_before_any_layer():
         network_to_conv(network, borders="zeros")
     with pytest.raises(ArgumentError, match='borders must be "plain" with a kernel_size'):
         network_to_conv(network, borders="exact", kernel_size=3)
+    with pytest.raises(ArgumentError, match="mass must be None with a kernel_size, which is the"):
+        network_to_conv(network, mass=0.5, kernel_size=3)
 
 
 def test_changed_classes_are_counted():
