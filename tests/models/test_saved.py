@@ -3,6 +3,7 @@
 import json
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from tests.models.network_cases import SAVED, small_images
@@ -71,3 +72,19 @@ def test_range_of_the_first_weights_must_be_positive_and_finite(value):
     message = f"^initializer_range must be a positive finite number, but is {value}$"
     with pytest.raises(ArgumentError, match=message):
         ConvNet(width=5, depth=1, ffn=3, initializer_range=value)
+
+
+def test_arguments_of_numpy_and_torch_are_saved_as_numbers(tmp_path, without_type_checks):
+    network = AttentionNet(
+        width=np.int64(8),
+        depth=1,
+        heads=4,
+        ffn=8,
+        dropout=np.float32(0.25),
+        encoding_options={"centres": torch.zeros(2)},
+    )
+    save_network(network, tmp_path)
+    again = load_network(tmp_path)
+    assert again.arguments == network.arguments
+    assert type(again.arguments["width"]) is int
+    assert again.arguments["encoding_options"] == {"centres": [0.0, 0.0]}

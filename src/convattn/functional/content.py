@@ -7,7 +7,7 @@ mask           scores of some queries at a time: a CPU, and scores that are no s
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import prod
+from math import nan, prod
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -193,10 +193,10 @@ class SecondDegree(PositionForm):
         return len(self.axes) + 1
 
     def bound(self, dtype: torch.dtype) -> float:
-        """Bounds it for images of absolute value ≤ 1; 0 where parameters cannot be read."""
+        """Bounds it for images of absolute value ≤ 1; nan where parameters cannot be read."""
         of_queries = self.content.query
         if not can_be_read(of_queries.weight):
-            return 0.0
+            return nan
         largest = of_queries.weight.double().abs().sum(-1)
         if of_queries.bias is not None:
             largest = largest + of_queries.bias.double().abs()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ class FlopCount:
     """Floating-point operations of one forward pass on one image; a multiplication and its addition count as two.
 
     Only matrix products are counted: not the softmax, the normalisations, the biases or the activations. Mixing is
-    counted as in the paper, with N x N weights per head; layers on a cheaper path take fewer.
+    counted as in the paper, with N x N weights per head, and none of fixed heads; layers on a cheaper path take fewer.
     """
 
     linear: int  # Linear maps of channels, the heads' value matrices and convolutions included
@@ -108,9 +109,9 @@ def require_whole(**sizes: object) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Copies a mapping as a dict and a sequence as a list, as JSON has them, and returns other values as they are."""
+    """Copies a mapping as a dict and numbers of numpy or torch as those of Python, as JSON has them."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
-    return value
+    return value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
