@@ -97,6 +97,16 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
     return tuple(map(int, values))
 
 
+def axis_pairs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+    """Returns a pair of integers for each axis; raises ArgumentError, which names the argument, for anything else."""
+    pairs = [value] if not isinstance(value, Sequence) else value
+    are_pairs = all(
+        isinstance(p, Sequence) and len(p) == 2 and all(map(is_whole, p)) for p in pairs
+    )
+    require(are_pairs, name, "a pair of integers for each axis", value)
+    return tuple((int(first), int(second)) for first, second in pairs)
+
+
 def whole_number(name: str, value: object, *, least: int = 1) -> int:
     """Returns an argument if it is an integer of at least `least`; otherwise raises ArgumentError, which names it."""
     if not is_whole(value) or value < least:
@@ -143,7 +153,7 @@ class Geometry:
         steps = axis_lists("stride", stride, dims, least=1)
         spread = axis_lists("dilation", dilation, dims, least=1)
         require_name("padding_mode", padding_mode, PADDING_MODES)
-        if padding == "same":
+        if isinstance(padding, str) and padding == "same":
             require(set(steps) == {1}, "stride", 'all 1 with padding="same"', stride)
         pairs = tuple(_padding_pairs(padding, dims, kernel, spread))
         gaps = axis_lists("input_dilation", input_dilation, dims, least=1)
@@ -314,12 +324,9 @@ def _padding_pairs(
             if padding == "same":
                 total = step * (size - 1)
             yield total // 2, total - total // 2
-    elif (
-        isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding)
-    ):
-        are_pairs = all(len(p) == 2 and all(map(is_whole, p)) for p in padding)  # type: ignore[arg-type]
-        expected = f"{dims} pairs (before, after) of integers"
-        require(are_pairs and len(padding) == dims, "padding", expected, padding)
-        yield from ((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
+    elif isinstance(padding, Sequence) and any(isinstance(p, Sequence) for p in padding):
+        expected = f"one pair (before, after) for each of {dims} axes"
+        require(len(padding) == dims, "padding", expected, padding)
+        yield from axis_pairs("padding", padding)
     else:
         yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))

@@ -38,6 +38,18 @@ def test_unknown_option_is_refused_with_the_known_ones(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
+def test_displacements_of_whole_numbers_are_refused_and_not_rounded_to(name, without_type_checks):
+    with pytest.raises(ArgumentError, match="displacement must be of a floating-point dtype, but"):
+        small_encoding(name, 1, 2)(torch.tensor([[0, 1]]))
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "generalized_quadratic", "linear_distance"])
+def test_centres_beyond_their_dtype_are_refused(kind):
+    with pytest.raises(ArgumentError, match=r"centres must be finite in torch\.float32, but"):
+        create_encoding(kind, 1, 1, centres=[[1e300]])
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize(
     ("sizes", "argument"), [((0, 2), "num_heads"), ((2, 0), "dims"), ((True, 2), "num_heads")]
 )

@@ -7,12 +7,18 @@ import pytest
 import torch
 
 from convattn.budget import assert_within_budget, roundings
+from convattn.errors import UnknownNameError
 from convattn.functional import (
     attend,
     attention_weights,
     displacement_scores,
 )
-from convattn.functional.reference import content_scores, normal_weights, position_weights
+from convattn.functional.reference import (
+    content_scores,
+    normal_weights,
+    position_share,
+    position_weights,
+)
 from convattn.grid import Axis
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
@@ -176,3 +182,8 @@ def test_scores_are_overwritten_only_if_they_belong_to_the_call():
     assert torch.equal(scores, given)
     assert torch.equal(normal_weights(scores, owned=True), weights)
     assert not torch.equal(scores, given)
+
+
+def test_an_unknown_gate_is_refused(without_type_checks):
+    with pytest.raises(UnknownNameError, match="unknown kind 'sigmod': did you mean 'sigmoid'"):
+        position_share(torch.zeros(1), "sigmod")

@@ -6,7 +6,7 @@ from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.data import crop, mirror, normalise
-from convattn.errors import ShapeError
+from convattn.errors import ShapeError, UnknownNameError
 from convattn.lab.augment import views
 
 
@@ -77,3 +77,8 @@ def test_views_are_the_images_and_their_mirror_images():
         batch.tolist(),
         batch.flip(-1).tolist(),
     ]
+
+
+def test_an_unknown_border_is_refused(without_type_checks):
+    with pytest.raises(UnknownNameError, match="unknown border 'zeros'"):
+        crop(images(), torch.zeros(2, len(images()), dtype=torch.int64), "zeros")

@@ -125,7 +125,7 @@ def test_folders_that_say_no_classes_are_refused(place):
         load_folder(place / "whole")
 
 
-def test_tensors_make_a_data_set():
+def test_tensors_make_a_data_set(without_type_checks):
     images, labels = torch.rand(13, 2, 5, 3), torch.arange(13) % 3
     data = dataset_from_tensors(images, labels, name="waves", classes=CLASSES)
     assert data.record.counts == {"train": 10, "test": 3}
@@ -140,6 +140,9 @@ def test_tensors_make_a_data_set():
         (images[0], labels, "images must be bytes, or"),
         (images, labels / 2, "labels must be a whole number for each image, but are torch.float32"),
         (images, labels[:, None], r"labels must be .*of shape \(13, 1\)"),
+        (images[:0], labels[:0], "images must be a tensor that is not empty"),
+        (images.numpy(), labels, "images must be a tensor that is not empty"),
+        (images, labels.tolist(), "labels must be a tensor that is not empty"),
     ]
     for pixels, classes, message in wrong:
         with pytest.raises(ArgumentError, match=message):

@@ -1,9 +1,11 @@
 """How layers choose their path, and what each path promises of its own."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.layers.layer_cases import by_reference, hard_layer, images
@@ -208,6 +210,7 @@ def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path, without_typ
         ShapeError, match=r"x must be of shape \(batch, 3, rows, cols\), but is \(2, 4, 5, 7\)"
     ):
         layer.plan((2, 4, 5, 7))
+    assert layer.plan([np.int64(size) for size in (2, 3, 5, 7)]).to_json() == plan.to_json()
     for shape in ((3, 5, 7), (2, 3, -5, 7), (2, 3, 5.0, 7)):
         with pytest.raises(
             ArgumentError, match=r"shape must be 4 whole numbers \(batch, \d+, rows, cols\), but is"
@@ -300,3 +303,12 @@ def test_costs_in_the_guide_are_those_of_the_plan(name):
         with torch.no_grad():
             costs.append(f"{layer.plan((1, 64, size, size)).flops / convolution:.2g}")
     assert costs == told
+
+
+def test_a_bound_that_cannot_be_known_is_no_bound():
+    layer = RelativeAttention2d(3, 5, num_heads=4, content=True, impl="quadratic")
+    known = layer.plan((1, 3, 8, 8))
+    assert f"at most {known.bound:.3g} per unit" in known.summary()
+    plan = layer.to("meta").plan((1, 3, 8, 8))
+    assert math.isnan(plan.bound)
+    assert plan.summary().endswith("error           unknown, because weights cannot be read")

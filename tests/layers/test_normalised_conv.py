@@ -1,9 +1,11 @@
 import copy
+import math
 
 import pytest
 import torch
 
 from convattn.budget import assert_within_budget, references
+from convattn.errors import ArgumentError
 from convattn.layers import NormalisedConv
 
 
@@ -14,6 +16,20 @@ def drawn(**options):
         for scores in conv.scores:
             scores.normal_()
     return conv, torch.randn(5, 3, 7, 8)
+
+
+@pytest.mark.parametrize(
+    "box", [3, (-1, 1), [(-1, 0, 1)], [(-1, math.nan)], [(-0.9, 0.9)], [(1, 2)], [], [(-1, 1)] * 4]
+)
+def test_a_box_of_another_form_is_refused(box, without_type_checks):
+    with pytest.raises(ArgumentError, match="box must be"):
+        NormalisedConv(1, 1, 1, box=box)
+
+
+def test_a_layer_prints_its_box():
+    assert repr(NormalisedConv(1, 1, 1, box=[(-2, 0)])).startswith(
+        "NormalisedConv(\n  1, 1, num_heads=1, box=((-2, 0),)\n"
+    )
 
 
 @pytest.mark.parametrize("separable", [True, False])

@@ -6,7 +6,14 @@ import pytest
 import torch
 from tests.functional.alive import Alive
 
-from convattn.encodings import ENCODINGS, LearnedAxial, Quadratic, create_encoding
+from convattn.encodings import (
+    ENCODINGS,
+    Distance,
+    LearnedAxial,
+    LearnedTable,
+    Quadratic,
+    create_encoding,
+)
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
 from convattn.functional.plan import WAYS
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
@@ -385,7 +392,7 @@ def test_a_ready_encoding_says_how_many_heads_there_are():
 
 
 def test_padding_without_a_window_warns():
-    with pytest.warns(UserWarning, match="padding=1 without a kernel_size makes the output larger"):
+    with pytest.warns(UserWarning, match="padding=1 without a kernel_size adds queries"):
         RelativeAttention2d(3, 8, padding=1, num_heads=9)
     RelativeAttention2d(3, 8, 1, padding=1)
 
@@ -409,3 +416,21 @@ def test_nested_images_are_refused():
     x = torch.nested.nested_tensor([torch.zeros(3, 8, 8)])
     with pytest.raises(ArgumentError, match="x must be images of one size"):
         require_images(x, 3, 2, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "encoding", [Quadratic(1, 2), LearnedTable(12, 2, extent=9), Distance(2, 1)]
+)
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_an_encoding_that_is_assigned_must_fit(encoding, impl):
+    layer, x = RelativeAttention2d(3, 5, num_heads=2, impl=impl), torch.zeros(1, 3, 5, 7)
+    layer.encoding = encoding
+    for wrong in (lambda: layer(x), lambda: layer.attention((5, 7)), lambda: layer.plan(x.shape)):
+        with pytest.raises(ArgumentError, match="encoding must be for 2 heads and 2 axes, but is"):
+            wrong()
+
+
+@pytest.mark.parametrize("padding", [np.array([1, 1]), [(1, 1)], [(1, 1), 1], [(1, 1), (1.0, 1)]])
+def test_padding_of_another_form_is_refused(padding, without_type_checks):
+    with pytest.raises(ArgumentError, match="padding must be"):
+        RelativeAttention2d(3, 5, 3, padding=padding)

@@ -196,11 +196,11 @@ def test_gated_network_mixes_distributions_of_content_and_position():
     assert network.flops(10).content_scores == network.flops(10).mixing
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 10, 9), (2, 1, 10, 10)])
-def test_images_that_do_not_fit_are_refused(shape):
+@pytest.mark.parametrize("shape", [(2, 3, 10, 9), (2, 1, 10, 10), (3, 10, 10), (10, 10)])
+def test_images_that_do_not_fit_are_refused(shape, without_type_checks):
     with pytest.raises(
         ShapeError,
-        match=r"images must be of shape \(batch, 3, rows, cols\).*patch=2, but are \(2, ",
+        match=r"images must be of shape \(batch, 3, rows, cols\).*patch=2, but are \(",
     ):
         AttentionNet(**SMALL)(torch.zeros(shape))
 
@@ -227,7 +227,13 @@ WRONG = {
         "heads": 9,
     },
     f"{GRID} 8": {"centres": "grid", "heads": [9, 8]},
+    'encoding_options must be without "centres", which centres="grid" gives': {
+        "centres": "grid",
+        "heads": 9,
+        "encoding_options": {"centres": [0, 0]},
+    },
     "content must be True with gated=True, which mixes .* but is False": {"gated": True},
+    r"content must be True or False, but is Content\(": {"content": Content(position=False)},
 }
 
 

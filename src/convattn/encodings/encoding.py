@@ -334,6 +334,8 @@ class Encoding(nn.Module, ABC):
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
             expected = f"of shape (…, {self.dims})"
             raise ShapeError(must_be("displacement", expected, tuple(displacement.shape)))
+        kind = displacement.dtype
+        require(kind.is_floating_point, "displacement", "of a floating-point dtype", kind)
         without_values = displacement.is_meta or torch.compiler.is_compiling()
         if without_values or not displacement.numel():
             return

@@ -33,7 +33,9 @@ def starting_centres(num_heads: int, dims: int, centres: Centres) -> Float[Tenso
     if centres is None:
         return torch.randn(num_heads, dims) * 2
     numbers = read_numbers("centres", centres, (num_heads, dims))
-    return torch.empty(num_heads, dims).copy_(numbers)
+    centres = torch.empty(num_heads, dims).copy_(numbers)
+    require(centres.isfinite().all(), "centres", f"finite in {centres.dtype}", numbers.tolist())
+    return centres
 
 
 def grid_centres(num_heads: int) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.encodings.encoding import compute_parameters
+from convattn.errors import require_name
 from convattn.functional.torch_modes import (
     at_least_float32,
     is_accelerator,
@@ -403,10 +404,14 @@ def position_share(
     Returns:
         The share, in at least float32: in (0, 1), or in (0, 2) of a tanh.
 
+    Raises:
+        UnknownNameError: `kind` is neither of the two.
+
     Example:
         >>> position_share(torch.tensor([0.0, 20.0]), "tanh").tolist()
         [1.0, 0.0]
     """
+    require_name("kind", kind, ("sigmoid", "tanh"))
     gate = _widened(gate)
     return torch.sigmoid(gate) if kind == "sigmoid" else 1 - torch.tanh(gate)
 

@@ -7,6 +7,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
+from convattn.errors import require_name
+
 
 def crop(
     images: UInt8[Tensor, "batch channels rows cols"],
@@ -31,6 +33,7 @@ def crop(
         >>> crop(image, torch.tensor([[0], [1]])).tolist()
         [[[[2, 3, 0]]]]
     """
+    require_name("border", border, ("black", "reflect"))
     batch, _, rows, cols = images.shape
     row_index = shifts[0, :, None] + torch.arange(rows, device=images.device)
     col_index = shifts[1, :, None] + torch.arange(cols, device=images.device)

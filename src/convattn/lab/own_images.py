@@ -106,8 +106,9 @@ def dataset_from_tensors(
         The data set, on the CPU.
 
     Raises:
-        ArgumentError: The images or labels are of another form or range.
-        DataError: A class has one image, or all pixels of a channel are the same.
+        ArgumentError: The images or labels are of another form or range, or there are none.
+        DataError: There is not a label from 0 on for each image, a class has one image, or all pixels of a channel are
+            the same.
 
     Example:
         >>> images, labels = torch.rand(20, 3, 8, 8), torch.arange(20) % 2
@@ -136,6 +137,9 @@ def dataset_from_tensors(
 
 def _as_split(argument: str, images: Tensor, labels: Tensor) -> ImageSplit:
     """Checks images and labels of a user, and returns them as bytes and whole numbers."""
+    for name, numbers in ((argument, images), ("labels", labels)):
+        if not isinstance(numbers, Tensor) or not numbers.numel():
+            raise ArgumentError(must_be(name, "a tensor that is not empty", numbers))
     if images.is_floating_point() and images.min() >= 0 and images.max() <= 1:
         images = images.mul(255).round().to(torch.uint8)
     if images.ndim != 4 or images.dtype != torch.uint8:

@@ -16,12 +16,12 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import require
 from convattn.functional import HeadMaps, pad_keys
 from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import at_least_float32, fixed_sizes, without_autocast
-from convattn.grid import Geometry, whole_number
+from convattn.grid import Geometry, axis_pairs, whole_number
 from convattn.layers.relative import ConvolutionLike, arguments_of, layer_sizes, require_images
 from convattn.layers.values import make_values
 
@@ -89,9 +89,9 @@ class NormalisedConv(ConvolutionLike):
             UnknownNameError: The padding mode is unknown.
         """
         super().__init__()
-        self.box = tuple((int(low), int(high)) for low, high in box)
-        if not 1 <= len(self.box) <= 3 or not all(low <= 0 <= high for low, high in self.box):
-            raise ArgumentError(must_be("box", "one to three pairs (lowest ≤ 0, highest ≥ 0)", box))
+        self.box = axis_pairs("box", box)
+        are_ranges = 1 <= self.dims <= 3 and all(low <= 0 <= high for low, high in self.box)
+        require(are_ranges, "box", "one to three pairs (lowest ≤ 0, highest ≥ 0)", box)
         sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=0.0)
         self._geometry = Geometry.parse(self.dims, **window)
         self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
@@ -135,8 +135,7 @@ class NormalisedConv(ConvolutionLike):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        taps = " x ".join(map(str, self.taps))
-        return arguments_of(self, f"taps={taps}", separable=True)
+        return arguments_of(self, box=None, separable=True)
 
     def _run(
         self, x: Float[Tensor, "batch channels *spatial"]

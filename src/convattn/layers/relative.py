@@ -5,6 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from convattn.encodings import ENCODINGS, Encoding, ScoreFunction, create_encoding
 from convattn.encodings.registry import require_encoding
-from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a, require_name
+from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a, require, require_name
 from convattn.functional import (
     CallSizes,
     HeadMaps,
@@ -62,20 +63,24 @@ class Plan(Record):
     # Estimated working memory of a forward pass without gradients, beyond input, output and parameters. Above some MiB
     # it is mostly right within a factor of three; small calls can hold several MiB more, and those with content less
     bytes: int
-    bound: float  # Largest error beyond rounding for inputs of absolute value ≤ 1
+    # Largest error beyond rounding for inputs of absolute value ≤ 1; nan if weights cannot be read
+    bound: float
     shape: tuple[int, ...]  # Shape of the images, (batch, channels, *spatial)
     dtype: str  # Dtype of the images
     device: str  # Device of the images
 
     def summary(self) -> str:
         """Returns the plan in a few lines of plain text."""
+        error = f"at most {self.bound:.3g} per unit of the input, beyond rounding"
+        if math.isnan(self.bound):
+            error = "unknown, because weights cannot be read"
         return "\n".join(
             [
                 f"{self.path} path, {self.order} first: {self.reason}",
                 f"  images          {self.shape}, {self.dtype} on {self.device}",
                 f"  operations      {self.flops:,}",
                 f"  working memory  {self.bytes:,} bytes",
-                f"  error           at most {self.bound:.3g} per unit of the input, beyond rounding",
+                f"  error           {error}",
             ]
         )
 
@@ -318,7 +323,7 @@ class RelativeAttention(ConvolutionLike, ABC):
         )
         if kernel_size is None and max(map(max, geometry.padding)) > 0:
             warnings.warn(
-                f"padding={padding!r} without a kernel_size makes the output larger than the input",
+                f"padding={padding!r} without a kernel_size adds queries outside the image",
                 stacklevel=2,
             )
         if num_heads is None:
@@ -395,8 +400,9 @@ class RelativeAttention(ConvolutionLike, ABC):
             The path with its reason, operations, working memory and error bound.
 
         Raises:
-            ShapeError: The shape is not one that `forward` takes.
-            ArgumentError: The shape is not whole numbers, or the path requested cannot compute the layer as it is.
+            ShapeError: `forward` does not take images of that shape.
+            ArgumentError: The shape is not as many whole numbers as batches have axes, or the path requested cannot
+                compute the layer as it is.
 
         Example:
             >>> from convattn.layers import RelativeAttention2d
@@ -415,7 +421,7 @@ class RelativeAttention(ConvolutionLike, ABC):
         bound = 2 * path.bound
         if bound:
             whole = maps.whole().detach()
-            bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
+            bound *= math.nan if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
         return Plan(
             path=path.name,
             order="values" if path.values_first else "weights",
@@ -441,8 +447,8 @@ class RelativeAttention(ConvolutionLike, ABC):
             of the padded image.
 
         Raises:
-            ArgumentError: Sizes were given, but the weights depend on the images.
-            ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
+            ArgumentError: Sizes were given, but the weights depend on the images, or there is not one for each axis.
+            ShapeError: The sizes are smaller than the window.
         """
         if isinstance(spatial, Tensor):
             require_images(spatial, self.in_channels, self.dims, self.like.dtype)
@@ -551,7 +557,9 @@ class RelativeAttention(ConvolutionLike, ABC):
         share = None
         if content is not None and self.gate is not None and self.gate_kind is not None:
             share = position_share(self.gate, self.gate_kind)
-        return Heads(self.encoding, content, share, dropout)
+        return Heads(
+            _fitting_encoding(self.encoding, self.num_heads, self.dims), content, share, dropout
+        )
 
     def _factors(self) -> HeadMaps:
         return self.values.factors()
@@ -670,12 +678,16 @@ def layer_sizes(
     for name, value in channels.items():
         if value % groups:
             raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
-    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
-        raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
+    require(
+        isinstance(dropout, Real) and 0 <= dropout < 1,
+        "dropout",
+        "a probability in [0, 1)",
+        dropout,
+    )
     return sizes
 
 
-def arguments_of(layer: Any, *more: str, **plain: Any) -> str:
+def arguments_of(layer: Any, **plain: Any) -> str:
     """Returns the sizes of a layer, and the arguments that are not at their defaults, as written in a call."""
     sizes = [str(layer.in_channels), str(layer.out_channels), f"num_heads={layer.num_heads}"]
     options = {**layer.options(), **asdict(layer.geometry)}
@@ -684,7 +696,7 @@ def arguments_of(layer: Any, *more: str, **plain: Any) -> str:
     for name, value in {**defaults, **plain}.items():
         if options[name] != value:
             others.append(f"{name}={options[name]!r}")
-    return ", ".join([*sizes, *more, *others])
+    return ", ".join(sizes + others)
 
 
 def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
@@ -693,8 +705,7 @@ def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
         require_name("gate", gate, _GATE_STARTS)
     if isinstance(content, Content):
         return content
-    if not isinstance(content, bool):
-        raise ArgumentError(must_be("content", "True, False or a Content", content))
+    require(isinstance(content, bool), "content", "True, False or a Content", content)
     if gate is not None:
         return Content(position=False, content_bias=False)
     return Content() if content else None
@@ -749,11 +760,9 @@ _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
 def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
     """Returns the shape of images as a tuple; raises ArgumentError if it is not (batch, channels, *spatial)."""
     valid = isinstance(shape, Sequence) and len(shape) == dims + 2
-    if not valid or not all(is_whole(size) and size >= 0 for size in shape):
-        raise ArgumentError(
-            must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape)
-        )
-    return tuple(shape)
+    valid = valid and all(is_whole(size) and size >= 0 for size in shape)
+    require(valid, "shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape)
+    return tuple(map(int, shape))
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -84,8 +84,9 @@ class MixingNet(ImageClassifier):
         Raises:
             ShapeError: The images have other channels, or are not divisible into patches.
         """
-        _, channels, rows, cols = images.shape
-        if channels != self.in_channels or rows % self.patch or cols % self.patch:
+        *_, channels, rows, cols = (0, 0, 0, *images.shape)
+        divisible = rows % self.patch == cols % self.patch == 0
+        if images.ndim != 4 or channels != self.in_channels or not divisible:
             raise ShapeError(
                 f"images must be of shape (batch, {self.in_channels}, rows, cols) with rows and cols divisible by "
                 f"patch={self.patch}, but are {tuple(images.shape)}"
@@ -193,6 +194,7 @@ class AttentionNet(MixingNet):
         require_name("position_start", position_start, _POSITION_STARTS)
         are_named = isinstance(encoding_options, Mapping | None)
         require(are_named, "encoding_options", "arguments by name, as a dict", encoding_options)
+        require(isinstance(content, bool), "content", "True or False", content)
         mixes = "True with gated=True, which mixes content and position"
         require(content or not gated, "content", mixes, content)
         only_features = encoding == "learned_axial" and content and not gated
@@ -224,6 +226,8 @@ class AttentionNet(MixingNet):
             kind = ENCODINGS.get(encoding)
             expected = f'"normal" with encoding {encoding!r}, which has no centres'
             require(kind and kind.centre_argument == "centres", "centres", expected, centres)
+            expected = 'without "centres", which centres="grid" gives'
+            require("centres" not in options, "encoding_options", expected, encoding_options)
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = []
         for number in block_heads:

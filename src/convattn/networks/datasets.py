@@ -99,8 +99,8 @@ class ImageDataset:
         """Returns a data set whose test split is `count` of the training images, and not in the training split.
 
         They are the first of ``torch.randperm(len(train))`` with the seed 0; the others keep their order. The record
-        calls them "validation", and has their SHA-256. No image of the real test split is left. A count that leaves no
-        image in one of the splits raises ArgumentError.
+        calls them "validation", and has their SHA-256; its others are of the splits as they were. No image of the real
+        test split is left. A count that leaves no image in one of the splits raises ArgumentError.
 
         Example:
             >>> from convattn.data import load_digits
