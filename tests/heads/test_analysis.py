@@ -14,7 +14,13 @@ from tests.heads.analyze_cases import gated, hooks, noise, report_of
 from torch import nn
 from torch.utils.data import DataLoader
 
-from convattn.errors import ConvAttnError, UnknownNameError, UnsupportedModelError
+from convattn.errors import (
+    ArgumentError,
+    ConvAttnError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from convattn.heads import attention_maps, mean_maps
 from convattn.heads.analysis import analyze
 from convattn.heads.catalogue import register_attention
 from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled
@@ -378,7 +384,7 @@ def test_a_network_of_several_inputs_is_given_a_batch_of_each():
     report = analyze(Scaled(gated(0.5)), inputs, controls=["shuffled images"], progress=False)
     assert report.layers[0].measured == expected.measured
     assert report.images == 7
-    note = "shuffled images: (1, 1, 1) is not cut into a grid of (5, 6)"
+    note = "shuffled images: inputs by name are not shuffled"
     assert note in report.not_covered
 
 
@@ -416,3 +422,50 @@ def test_weights_are_proved_where_heads_are_measured_and_not_again_in_controls(m
     report = analyze(vit, noise(5, 3, 32, 32), progress=False)
     assert len(report.layers[0].controls) == 2
     assert len(proofs) == 2  # of the images of the fit, and of those held out
+
+
+class Mixed(nn.Module):
+    """Attention on a grid, then along a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.grid = RelativeAttention2d(3, 4, 3, padding=1)
+        self.line = RelativeAttention1d(4, 4, 3, padding=1)
+        for layer in (self.grid, self.line):
+            layer.encoding.sharpness = 5.0
+
+    def forward(self, x):
+        return self.line(self.grid(x).flatten(2))
+
+
+def test_taps_are_those_of_heads_on_as_many_axes():
+    torch.manual_seed(0)
+    report = analyze(Mixed(), noise(12, 3, 6, 6), progress=False, controls=())
+    assert len(report.taps(0, 2)) == 9
+    assert report.taps(0, 2) == report.taps(0, 1)
+    assert len(report.taps(1, 1)) == 3
+    with pytest.raises(ArgumentError, match="first must be a layer's number from 0 to 1, but is 2"):
+        report.taps(2, 1)
+
+
+class Twice(nn.Module):
+    """Runs a transformer on images and on their mirror images."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"img_size": 32, "embed_dim": 48, "depth": 1}
+        self.vit = timm.create_model("vit_tiny_patch16_224", **options)
+
+    def forward(self, x):
+        return self.vit(x) + self.vit(x.flip(-1))
+
+
+def test_each_call_of_a_layer_has_its_own_maps():
+    network, x = Twice().eval(), noise(5, 3, 32, 32)
+    names = ["vit.blocks.0.attn", "vit.blocks.0.attn (call 2)"]
+    for read in (attention_maps, mean_maps):
+        both = read(network, x)
+        assert [*both] == names
+        for name, image in zip(names, (x, x.flip(-1)), strict=True):
+            (alone,) = read(network.vit, image).values()
+            assert torch.equal(both[name], alone)

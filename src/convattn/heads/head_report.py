@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from convattn.errors import require_name
+from convattn.errors import require, require_name
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import (
     HeadVerdict,
@@ -273,8 +273,12 @@ class HeadReport(Record):
         return rows
 
     def taps(self, first: int, count: int) -> tuple[str, ...]:
-        """Names the taps of a kernel that heads of some neighbouring layers hold together."""
+        """Names the taps of the first layer's kernel that heads of some neighbouring layers hold together.
+
+        Heads on grids of another number of axes hold none. Raises ArgumentError if there is no such layer.
+        """
         layers = self.layers[first : first + count]
+        require(layers, "first", f"a layer's number from 0 to {len(self.layers) - 1}", first)
         return taps_held(_verdicts(layers, MEASURED), layers[0].kernel)
 
     def headline(self) -> str:

@@ -1,6 +1,8 @@
 """Attention maps of the layers of a network: of each image, and means over images."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.heads.analysis import ONLY, Images
+from convattn.heads.head_report import call_name
 from convattn.heads.head_sums import has_positions
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -31,7 +34,8 @@ def attention_maps(
         layers: Names or patterns of the layers, as in `analyze`; None for all that can be read.
 
     Returns:
-        The weights of each layer by its name, on the CPU; layers that attend from class tokens alone are left out.
+        The weights of each layer by its name, on the CPU; layers that attend from class tokens alone are left out. A
+        layer that runs again is there again, as "NAME (call 2)".
 
     Raises:
         ArgumentError: The images do not fit the network, or no layer has such a name.
@@ -45,10 +49,12 @@ def attention_maps(
         torch.Size([2, 3, 3, 5, 3, 5])
     """
     maps: dict[str, Tensor] = {}
+    calls = Counter[str]()
 
     def keep(call: AttentionCall) -> None:
+        name = call_name(call.name, calls)
         if has_positions(call.layout):
-            maps[call.name] = call.maps().cpu()
+            maps[name] = call.maps().cpu()
 
     watch(model, images, keep, layers=layers)
     return maps
@@ -72,7 +78,8 @@ def mean_maps(
         layers: Names or patterns of the layers, as in `analyze`; None for all that can be read.
 
     Returns:
-        The mean weights of each layer by its name, on the CPU.
+        The mean weights of each layer by its name, on the CPU. A layer that runs again is there again, as
+        "NAME (call 2)".
 
     Raises:
         ArgumentError: There are no images, they differ in size or do not fit the network, or no layer has such a name.
@@ -87,11 +94,11 @@ def mean_maps(
     inputs = Images(images)
     sums: dict[str, Tensor] = {}
 
-    def add(call: AttentionCall) -> None:
-        total = call.weights.sum(0, dtype=torch.float64).cpu()
-        sums[call.name] = sums.get(call.name, 0) + total
+    def add(calls: Counter[str], call: AttentionCall) -> None:
+        name = call_name(call.name, calls)
+        sums[name] = sums.get(name, 0) + call.weights.sum(0, dtype=torch.float64).cpu()
 
     for start in range(0, inputs.count, _AT_ONCE):
         batch = inputs.batch(range(start, min(start + _AT_ONCE, inputs.count)))
-        watch(model, batch.get(ONLY, batch), add, layers=layers)
+        watch(model, batch.get(ONLY, batch), partial(add, Counter()), layers=layers)
     return {name: (total / inputs.count).float() for name, total in sums.items()}

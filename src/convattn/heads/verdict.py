@@ -289,7 +289,7 @@ def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> 
     """Says how many heads are convolutions, whether the architecture does it, and what the others are."""
     convolutions = [head for head in heads if head.word == CONVOLUTION]
     others = [head for head in heads if head.word != CONVOLUTION]
-    are = "is a convolution" if len(convolutions) == 1 else "are convolutions"
+    are = "is a convolution" if 1 in (len(convolutions), len(heads)) else "are convolutions"
     line = f"{len(convolutions)} of {counted(len(heads), 'head')} {are}"
     if untrained and convolutions:
         count = sum(head.word == CONVOLUTION for head in untrained)
@@ -300,10 +300,10 @@ def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> 
 
 
 def taps_held(heads: Sequence[HeadVerdict], kernel: Sequence[int]) -> tuple[str, ...]:
-    """Names the taps of a kernel that get most of the attention of a head."""
+    """Names the taps of a kernel that get most of the attention of a head on a grid of as many axes."""
     held: dict[str, None] = {}
     for head in heads:
-        if head.tap is None:
+        if head.tap is None or len(head.tap) != len(kernel):
             continue
         inside = [2 * abs(step) < taps for step, taps in zip(head.tap, kernel, strict=True)]
         if all(inside):
