@@ -52,13 +52,14 @@ def from_seed(network: nn.Module) -> Iterator[None]:
 def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
 
-    None takes the size in `network.default_cfg`, or else 3 x 224 x 224. A size that cannot be drawn raises
+    None takes the size for which a network of timm was built, or else 3 x 224 x 224. A size that cannot be drawn raises
     ArgumentError.
     """
     size = shape
     config = getattr(network, "default_cfg", None)
     if size is None and isinstance(config, Mapping):
-        size = config.get("input_size")
+        size = config.get("input_size") or _SIZE
+        size = (size[0], *(built_for(network) or size[1:]))
     size = size or _SIZE
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     try:
@@ -67,6 +68,11 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
         expectation = "the shape of an image that fits into memory"
         raise ArgumentError(must_be("shape", expectation, tuple(size))) from None
     return drawn.to(like)
+
+
+def built_for(network: nn.Module) -> tuple[int, ...] | None:
+    """Returns rows and columns for which a network of timm was built, which its configuration does not follow."""
+    return getattr(getattr(network, "patch_embed", None), "img_size", None)
 
 
 def standard_normal(shape: Sequence[int]) -> Tensor:

@@ -138,3 +138,19 @@ def test_without_scikit_learn_a_network_of_digits_is_converted(
     assert words.startswith(
         "one standard normal image (1, 1, 8, 8), seed 0, in place of test images: this needs scikit-learn"
     )
+
+
+def test_a_mean_is_refused_where_it_would_have_no_effect(digits_run, tmp_path, capsys):
+    np.save(tmp_path / "numbers.npy", np.zeros((2, 1, 8, 8), np.float32))
+    colours = "--mean 0.5 --std 0.5"
+    for command, words in {
+        f"analyze {digits_run} -o {tmp_path}/a {colours}": "the test set of digits comes with its own",
+        f"view {digits_run} -o {tmp_path}/b.html {colours}": "the test set of digits comes with its own",
+        f"analyze {digits_run} -o {tmp_path}/c --images {tmp_path}/numbers.npy {colours}": "numbers.npy holds what the",
+        f"convert {digits_run} -o {tmp_path}/d --to conv --shape 1,8,8 {colours}": "random numbers are none",
+    }.items():
+        assert run(command) == 2, command
+        told = " ".join(capsys.readouterr().err.split())
+        assert "--mean and --std are for pictures, but" in told
+        assert words in told
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name in "abcd") == []

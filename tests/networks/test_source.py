@@ -287,3 +287,8 @@ def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
         monkeypatch.setattr("convattn.networks.images.timm_preparation", lambda _, made=made: made)
         loaded = LoadedNetwork(nn.Identity(), "timm:resnet10t", {}, None)
         assert normalisation(loaded) == expected
+
+
+def test_images_have_the_size_for_which_a_network_was_built():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=1, embed_dim=48)
+    assert draw_images(network).shape == (1, 3, 32, 48)

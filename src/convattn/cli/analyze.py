@@ -1,6 +1,5 @@
 """`convattn analyze`: what the heads of a network look at."""
 
-from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
@@ -69,7 +68,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     from convattn.heads import CONTROLS
     from convattn.heads import analyze as measure
     from convattn.lab.html_pages import write_report
-    from convattn.networks.images import open_images, preparation, require_own_images
+    from convattn.networks.images import open_for, require_own_images
     from convattn.viewer.exhibition import gather
 
     with new_folder(output, "--output") as folder:
@@ -78,7 +77,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
             own = require_own_images(loaded, source, limit)
             opened, words = own.prepared, own.what
         else:
-            opened = open_images(images, partial(preparation, loaded), limit=limit)
+            opened = open_for(loaded, images, limit)
             words = images.resolve().name
         controls, note = CONTROLS, ""
         if no_controls:

@@ -55,7 +55,12 @@ class ImageOptions:
 
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
         """Reads the images, takes those of the network's own test set, or draws one."""
-        from convattn.networks.images import draw_images, own_images, read_images
+        from convattn.networks.images import (
+            draw_images,
+            own_images,
+            read_images,
+            require_no_colours,
+        )
 
         count, reason, images = self.limit or _COUNT, "", None
         if self.path is not None:
@@ -72,6 +77,7 @@ class ImageOptions:
             raise ArgumentError(
                 "--limit needs --images: it is the number of images to take from there"
             )
+        require_no_colours(loaded, "random numbers are none")
         drawn = draw_images(loaded.network, self.shape)
         words = f"one standard normal image {tuple(drawn.shape)}, seed 0{reason}"
         return ComparisonImages(drawn, words, True)

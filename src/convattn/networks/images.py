@@ -200,6 +200,20 @@ def open_images(
         return torch.from_numpy(array.astype(kind))
 
 
+def open_for(loaded: LoadedNetwork, path: Path, limit: int) -> Sequence[Tensor] | Tensor:
+    """Opens images for a network, as `open_images`; a mean and a deviation are refused for what is no picture."""
+    images = open_images(path, partial(preparation, loaded), limit=limit)
+    if not isinstance(images, Pictures):
+        require_no_colours(loaded, f"{path} holds what the network takes")
+    return images
+
+
+def require_no_colours(loaded: LoadedNetwork, reason: str) -> None:
+    """Raises ArgumentError if a mean and a deviation were given, which would have no effect."""
+    if loaded.colours is not None:
+        raise ArgumentError(f"--mean and --std are for pictures, but {reason}")
+
+
 def _as_pictures(array: np.ndarray, path: Path) -> np.ndarray | None:
     """Returns bytes of pictures as (images, rows, cols, 3), whichever way they lie; None for what is no pictures.
 
@@ -267,7 +281,7 @@ class OwnImages:
 
 def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
     """Reads the images at a path, prepared for a network; `open_images` says what they are."""
-    images = open_images(path, partial(preparation, loaded), limit=limit)
+    images = open_for(loaded, path, limit)
     prepared = stack_images(images, path)
     names = tuple(f"image {number + 1}" for number in range(len(prepared)))
     if isinstance(images, Pictures):
@@ -301,6 +315,7 @@ def own_images(loaded: LoadedNetwork, limit: int) -> OwnImages | None:
         what = "the test set of digits"
     else:
         return None
+    require_no_colours(loaded, f"{what} comes with its own")
     classes = class_names(loaded.folder)
     labels = tuple(classes[label] for label in split.labels[places].tolist())
     names = tuple(f"test image {rows[place]}" for place in places)

@@ -22,6 +22,7 @@ from convattn.errors import (
     without_trace,
 )
 from convattn.models.classifier import ImageClassifier
+from convattn.random_numbers import built_for
 from convattn.wording import some
 
 NETWORKS: Mapping[str, str] = MappingProxyType(
@@ -126,9 +127,8 @@ def timm_preparation(network: nn.Module) -> Callable[[Any], Tensor]:
     from timm.data.transforms_factory import create_transform
 
     config = resolve_model_data_config(network)
-    built_for = getattr(getattr(network, "patch_embed", None), "img_size", None)
-    if built_for is not None:
-        config["input_size"] = (config["input_size"][0], *built_for)
+    channels, *sides = config["input_size"]
+    config["input_size"] = (channels, *(built_for(network) or sides))
     return create_transform(**config, is_training=False)  # type: ignore[return-value]
 
 
