@@ -107,6 +107,12 @@ def test_a_mistake_is_one_line(arguments, message, place, capsys):
     assert error.count("\n") == 1
 
 
+def test_a_runtime_is_for_a_file(place, capsys):
+    (place / "folder").mkdir()
+    assert run(f"certify timm:resnet10t folder --random-weights --runtime openvino {RANDOM}") == 2
+    assert "--runtime and --option are for files, but folder is" in capsys.readouterr().err
+
+
 def test_nothing_is_close_where_only_exact_counts(network, capsys):
     np.save("images.npy", torch.randn(5, 3, 32, 32).numpy())
     with torch.no_grad():

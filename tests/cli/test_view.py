@@ -58,7 +58,7 @@ def test_the_packaged_network_is_shown_on_its_samples():
     assert header["networks"][0]["classes"][9] == "truck"
     assert header["networks"][0]["timeline"]["layers"] == [1, 2, 3, 4, 5, 6]
     note = header["networks"][2]["note"]
-    assert re.search(r"one tap\. \d+ of 20 images get the same class", note)
+    assert re.search(r"one tap\. The class is the same for \d+ of 20 images", note)
     assert PAGE.stat().st_size < 5e6
 
 
@@ -121,7 +121,7 @@ def test_a_network_of_timm_on_pictures_beside_its_converted_copy():
     levels = [tensors[f"maps/{network}/1/both/0/levels"].int() for network in (0, 1)]
     assert (levels[0] - levels[1]).abs().max() <= 1
     left_out = "Left out are those that have no counterpart to compare: patch_embed.proj."
-    assert f"{left_out} 2 of 2 images" in converted["note"]
+    assert f"{left_out} The class is the same for 2 of 2 images" in converted["note"]
     assert converted["note"].endswith(first["note"])
 
 

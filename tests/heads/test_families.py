@@ -138,7 +138,7 @@ REFUSED = {
     "no patch embedding": (
         read_tokens,
         seen(36, 36, around=[module(patch_embed=None)]),
-        "no module around it has patch_embed",
+        "no module that was called around it has patch_embed",
     ),
     "other tokens before the patches": (
         read_tokens,
@@ -148,7 +148,7 @@ REFUSED = {
     "no embeddings": (
         read_tower,
         seen(36, 36),
-        "no module around it has embeddings",
+        "no module that was called around it has embeddings",
     ),
     "keys of another length": (
         read_sequence,

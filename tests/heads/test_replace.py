@@ -280,7 +280,7 @@ def test_the_record_tells_all_heads_and_comes_back_from_json():
         "head replacement: 2 of 6 heads of VisionTransformer (named by the caller)"
     )
     assert "4 heads: it was not named" in text
-    assert "  softmax         left in 2 of 2 layers, for 4 of 6 heads\n" in text
+    assert "  softmax         left in 2 of 2 layers\n" in text
 
 
 def test_random_heads_are_drawn_once_each_and_by_seed():

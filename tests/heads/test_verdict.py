@@ -13,7 +13,16 @@ from convattn.heads.head_report import HEAD_NUMBERS
 from convattn.heads.jackknife import Estimate, jackknife
 from convattn.heads.layout import global_layout
 from convattn.heads.measure import LayerMeasure, layer_statistics
-from convattn.heads.verdict import MEANINGS, MIXED, RULES, HeadVerdict, direction, headline, judge
+from convattn.heads.verdict import (
+    ANYWHERE,
+    MEANINGS,
+    MIXED,
+    RULES,
+    HeadVerdict,
+    direction,
+    headline,
+    judge,
+)
 
 GRID = (7, 7)
 IMAGES = 60
@@ -265,3 +274,8 @@ def test_directions_have_names(shift, words):
 
 def test_every_word_has_a_meaning():
     assert {rule.word for rule in RULES} <= MEANINGS.keys()
+
+
+def test_one_head_is_no_plural():
+    words = headline([HeadVerdict(ANYWHERE, "", None, False)], [])
+    assert words.startswith("0 of 1 head is a convolution; 1 anywhere")

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from tests.heads.analyze_cases import gated, noise
 
+from convattn.errors import ArgumentError
 from convattn.heads import analyze
 from convattn.lab import report_figures as figures
 from convattn.layers import RelativeAttention1d
@@ -59,3 +60,17 @@ def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence
             assert picture.size == size
             light = picture.convert("L")
             assert [at for at in np.ndindex(size) if light.getpixel(at) > 128] == [place]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"heads": [77]}, r"heads must be numbers from 0 to 2, or None, but is \[77\]"),
+        ({"heads": []}, "heads must be numbers from 0 to 2, or None"),
+        ({"layers": []}, "layers must be one or more, or None"),
+    ],
+)
+def test_heads_that_are_not_there_are_not_drawn(image, chosen, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        figures.head_grid([tmp_path / "heads.svg"], image, **chosen)
+    assert not any(tmp_path.iterdir())

@@ -107,7 +107,7 @@ def test_images_that_keep_their_class_are_counted(place):
     before, after = (exhibit.network(exhibit.images).argmax(1) for exhibit in exhibits)
     same = int((before == after).sum())
     assert 0 < same < 23
-    assert f" {same} of 23 images get the same class." in exhibits[1].note
+    assert f" The class is the same for {same} of 23 images." in exhibits[1].note
 
 
 def test_a_layer_scores_no_classes_and_has_no_untrained_copy(place):
@@ -127,8 +127,10 @@ def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(place)
     assert (exhibit.name, exhibit.title) == ("converted", "convolutions, converted")
     assert exhibit.layers is None
     assert exhibit.note == (
-        "Its convolutions as attention: every head is one tap. 2 of 2 images get the same class."
+        "Its convolutions as attention: every head is one tap. The class is the same for 2 of 2 images."
     )
+    with pytest.raises(ArgumentError, match="kernel_size needs attention of this library"):
+        shown(place, "convolutions", limit=1, compare=["converted"], kernel_size=7)
 
 
 def test_the_untrained_copy_is_the_same_each_time_and_small(place):

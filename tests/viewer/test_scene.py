@@ -26,9 +26,9 @@ def test_numbers_are_finite_but_for_keys_that_are_never_looked_at():
         tensors.add("a", torch.tensor([0.0, value]), gaps=True)
 
 
-def test_a_scene_that_is_too_large_says_by_how_much():
+def test_a_scene_that_is_too_large_says_how_large_it_may_be():
     tensors = SceneTensors(2**20)
     tensors.add("first", torch.zeros(2**19, dtype=torch.uint8))
-    message = "the scene would be 2 MB or more, and may be 1 MB: take fewer images, or name the"
+    message = "the scene would be larger than 1 MiB: take fewer images, or name the layers to show"
     with pytest.raises(SceneSizeError, match=message):
         tensors.add("second", torch.zeros(3 * 2**19, dtype=torch.uint8))

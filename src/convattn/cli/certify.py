@@ -65,6 +65,8 @@ def certify(  # noqa: PLR0913 - the options of the command
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1), without --exact", tolerance))
     if not Path(other).exists():
         raise ArgumentError(f"there is no file or folder {other!r} to compare")
+    if Path(other).is_dir() and (runtime or option):
+        raise ArgumentError(f"--runtime and --option are for files, but {other} is a folder")
     require_network(original)
     require_packages_of(original, other)
     images.check()

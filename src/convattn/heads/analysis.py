@@ -125,7 +125,10 @@ def analyze(
             if name == SHUFFLED:
                 first = next(iter(runs[MEASURED].layers.values()))
                 grid = first.pairs.layout.grid
-                if ONLY not in inputs.by_name or not can_shuffle(inputs.shape, grid):
+                if ONLY not in inputs.by_name:
+                    notes.append(f"{SHUFFLED}: inputs by name are not shuffled")
+                    continue
+                if not can_shuffle(inputs.shape, grid):
                     notes.append(f"{SHUFFLED}: {inputs.shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:

@@ -214,6 +214,11 @@ class Watcher:
                         f" the part that takes this one: {' or '.join(parts)}"
                     )
                 raise ArgumentError(message) from error
+        if not self._layers and not survey(self.model):
+            kind = type(self.model).__name__
+            raise UnsupportedModelError(
+                f"no attention of {kind} can be read: nothing in it attended"
+            )
         if not self._layers:
             attention_layers(self.model)  # which says why none can be read
 

@@ -64,9 +64,7 @@ class HeadReplacement(Record):
     model: str  # Class of the network
     threshold: float  # Position score from which heads were replaced; nan if they were named
     heads: tuple[ReplacedHead, ...]  # All heads of the report
-    layers_without_softmax: tuple[
-        str, ...
-    ]  # Layers with all heads replaced; they hold no query, key and softmax
+    layers_without_softmax: tuple[str, ...]  # Layers that hold no query, key and softmax any more
     parameters: int  # Number of parameters now
     parameters_before: int  # Number of parameters before
     not_covered: tuple[str, ...] = ()  # What this says nothing about
@@ -89,14 +87,13 @@ class HeadReplacement(Record):
         layers = {head.layer for head in self.heads}
         with_softmax = len(layers) - len(self.layers_without_softmax)
         every = counted(len(self.heads), "head")
-        left = f"{len(self.left)} of {every}"
         lines = [
             f"head replacement: {len(self.replaced)} of {every} of {self.model} ({rule})",
         ]
         for by, count in Counter(head.by for head in self.replaced).items():
             lines.append(f"  replaced        {counted(count, 'head')} by: {by}")
         lines += [
-            f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}, for {left}",
+            f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
         reasons = Counter(head.reason for head in self.left)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from convattn.errors import optional_module
+from convattn.errors import optional_module, require
 from convattn.files import AnyPath
 from convattn.heads.head_report import HeadReport, LayerReport
 from convattn.lab.figures import COLOURS, figure_files
@@ -70,9 +70,15 @@ def head_grid(
         caption: What stands below; None says what the maps show.
 
     Raises:
+        ArgumentError: There is no such head, or none to draw.
         UnknownNameError: A file has another ending, or there is no such layer.
     """
     chosen = report.layers if layers is None else [report.layer(name) for name in layers]
+    require(chosen, "layers", "one or more, or None", layers)
+    least = min(len(layer.heads) for layer in chosen)
+    if heads is not None:
+        known = bool(heads) and all(number in range(least) for number in heads)
+        require(known, "heads", f"numbers from 0 to {least - 1}, or None", heads)
     depths = {layer.name: depth for depth, layer in enumerate(report.layers, start=1)}
     across = max(len(layer.heads) for layer in chosen) if heads is None else len(heads)
     height = 1.45 if any(len(layer.grid) > 1 for layer in chosen) else 0.75

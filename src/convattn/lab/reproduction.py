@@ -29,6 +29,7 @@ from convattn.lab.run_cost import announce
 from convattn.lab.run_setup import data_changes
 from convattn.lab.runs import RunGroups, find_runs, group_runs
 from convattn.record import Record
+from convattn.wording import counted
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,9 @@ class Reproduction(Record):
 
     def summary(self) -> str:
         """Returns everything in a few lines of plain text."""
+        finished = counted(len(self.finished), "finished run")
         others = f"{len(self.unfinished)} unfinished, {len(self.unreadable)} unreadable"
-        lines = [
-            f"{self.runs}: {len(self.finished)} finished runs of any scale, {others}; asked for: {self.scale}"
-        ]
+        lines = [f"{self.runs}: {finished} of any scale, {others}; asked for: {self.scale}"]
         lines += [f"  unfinished: {folder}" for folder in self.unfinished]
         lines += [f"  unreadable: {reason}" for reason in self.unreadable]
         lines += [f"  {note}" for note in self.notes]
@@ -192,7 +192,7 @@ def reproduce(
     if "all" in targets:
         targets = list(TARGETS)
     for name in targets:
-        require_name("target", name, TARGETS)
+        require_name("target", name, ["all", *TARGETS])
     require_name("scale", scale, SCALES)
     if data is not None:
         data_changes(data)  # raises unless it is a folder

@@ -31,7 +31,7 @@ from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional
 from convattn.viewer.scene import Scene
-from convattn.wording import some
+from convattn.wording import counted, some
 
 _LIMIT, _OWN_LIMIT = 8, 20
 """Default number of a user's images, and of a network's own."""
@@ -238,6 +238,10 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     if _own_layers(network):
         convolutions, size = _as_convolutions(network, images, kernel_size)
         note = f"Converted to convolutions{size}, and back: every head is one tap."
+    elif kernel_size is not None:
+        raise ArgumentError(
+            "kernel_size needs attention of this library, which becomes convolutions"
+        )
     attention, _ = network_to_attention(convolutions, images=images)
     notes = [note]
     left_out = [name for name in _own_layers(attention) if name not in readable]
@@ -247,7 +251,8 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
         before, after = network(images), attention(images)
     if isinstance(before, Tensor) and before.ndim == 2:
         same = before.argmax(1) == after.argmax(1)
-        notes.append(f"{int(same.sum())} of {len(images)} images get the same class.")
+        count = counted(len(images), "image")
+        notes.append(f"The class is the same for {int(same.sum())} of {count}.")
     if first.note:
         notes.append(first.note)
     return replace(

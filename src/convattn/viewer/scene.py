@@ -76,11 +76,9 @@ class SceneTensors:
         self.by_name[name] = tensor.contiguous()
         self._size += tensor.nbytes
         if self._size > self._largest:
-            needed = f"{self._size / 2**20:.0f} MB"
-            allowed = f"{self._largest / 2**20:.0f} MB"
             raise SceneSizeError(
-                f"the scene would be {needed} or more, and may be {allowed}: take fewer images, or name the layers to"
-                " show"
+                f"the scene would be larger than {self._largest / 2**20:.0f} MiB: take fewer images, or name the layers"
+                " to show"
             )
 
 

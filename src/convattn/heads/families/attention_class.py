@@ -57,7 +57,8 @@ class CallContext:
         for parent in self.parents:
             if all(getattr(parent.module, name, None) is not None for name in attributes):
                 return parent
-        raise UnsupportedModelError(f"no module around it has {' and '.join(attributes)}")
+        having = " and ".join(attributes)
+        raise UnsupportedModelError(f"no module that was called around it has {having}")
 
     def grid_of(self, embedding: nn.Module) -> tuple[int, int]:
         """Returns rows and columns of the output of the last convolution in a module."""
