@@ -97,13 +97,13 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
     return tuple(map(int, values))
 
 
-def axis_pairs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
-    """Returns a pair of integers for each axis; raises ArgumentError, which names the argument, for anything else."""
+def axis_pairs(name: str, value: Any, expected: str) -> tuple[tuple[int, int], ...]:
+    """Returns a pair of integers for each axis; raises ArgumentError, which says what is expected, for others."""
     pairs = [value] if not isinstance(value, Sequence) else value
     are_pairs = all(
         isinstance(p, Sequence) and len(p) == 2 and all(map(is_whole, p)) for p in pairs
     )
-    require(are_pairs, name, "a pair of integers for each axis", value)
+    require(are_pairs, name, expected, value)
     return tuple((int(first), int(second)) for first, second in pairs)
 
 
@@ -325,8 +325,8 @@ def _padding_pairs(
                 total = step * (size - 1)
             yield total // 2, total - total // 2
     elif isinstance(padding, Sequence) and any(isinstance(p, Sequence) for p in padding):
-        expected = f"one pair (before, after) for each of {dims} axes"
+        expected = f"{dims} pairs (before, after) of integers"
         require(len(padding) == dims, "padding", expected, padding)
-        yield from axis_pairs("padding", padding)
+        yield from axis_pairs("padding", padding, expected)
     else:
         yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))

@@ -6,11 +6,13 @@ harm; a call that comes in another order than when the network was converted is 
 """
 
 import re
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
+from inspect import signature, unwrap
 from typing import Any, NamedTuple, final
 
 import torch
@@ -19,6 +21,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from convattn.convert.network_runs import Arguments, run_copy, watched_modules
 from convattn.convert.taps import (
@@ -100,6 +103,10 @@ def _read(
     return call, image, weight, bias
 
 
+_OF_WRAPPER = ("module", "layers", "calls", "training")
+"""Attributes of `AttendedCalls` that are not the module's."""
+
+
 class _AsModule:
     """A method whose signature is that of the module's own, which exports name inputs by."""
 
@@ -118,7 +125,7 @@ class _AsModule:
 class AttendedCalls(nn.Module):
     """Runs a module whose convolutions, called as functions, are computed by layers.
 
-    Attributes that it does not have itself are those of the module.
+    Attributes that it does not have itself are those of the module, also where they are set or deleted.
 
     Attributes:
         module: The module.
@@ -135,14 +142,9 @@ class AttendedCalls(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.calls = tuple(calls)
         self.training = module.training
-        for layer, call in zip(layers, calls, strict=True):
-            if isinstance(layer, RelativeAttention):
-                # it trains the module's own parameters; what the module computes comes with each call
-                is_plain = call.module in CONVOLUTIONS.values()
-                values: Any = layer.values
-                values.kernel_size = call.shape[2:] if is_plain else None
-                values.weight = module._parameters.get(call.weight or "") if is_plain else None
-                layer.bias = module._parameters.get(call.bias or "")
+        _tie(self)
+        # loaded with assign=True, what was one parameter would be two
+        self.register_load_state_dict_post_hook(_tie)
 
     @_AsModule
     def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
@@ -180,6 +182,26 @@ class AttendedCalls(nn.Module):
             if name == "module" or name.startswith("__"):
                 raise
             return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._has(name) or isinstance(value, nn.Parameter):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._has(name):
+            super().__delattr__(name)
+        else:
+            delattr(self.module, name)
+
+    def _has(self, name: str) -> bool:
+        """Tells whether an attribute is this object's own, and not one of the module's."""
+        return name in _OF_WRAPPER or name in self.__dict__ or hasattr(type(self), name)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Adds a buffer to the module, where what it computes looks for it."""
+        self.module.register_buffer(name, tensor, persistent)
 
     def register_parameter(self, name: str, param: Any) -> None:  # noqa: ARG002 - as torch calls it
         """Raises ArgumentError: parameters are those of the module."""
@@ -232,6 +254,18 @@ class AttendedCalls(nn.Module):
         super()._load_from_state_dict(state_dict, *others, **named)
 
 
+def _tie(wrapper: AttendedCalls, _: Any = None) -> None:
+    """Lets layers train the module's own parameters; what the module computes comes with each call."""
+    own = wrapper.module._parameters
+    for layer, call in zip(wrapper.layers, wrapper.calls, strict=True):
+        if isinstance(layer, RelativeAttention):
+            is_plain = call.module in CONVOLUTIONS.values()
+            values: Any = layer.values
+            values.kernel_size = call.shape[2:] if is_plain else None
+            values.weight = own.get(call.weight or "") if is_plain else None
+            layer.bias = own.get(call.bias or "")
+
+
 class Place(NamedTuple):
     """Where a layer stands in a network as it was before its conversion."""
 
@@ -259,6 +293,7 @@ class _ByLayers(TorchFunctionMode):
     def __init__(self, owner: AttendedCalls) -> None:
         super().__init__()
         self._owner = owner
+        self._learns = torch.is_grad_enabled()
         self.count = 0
 
     def __torch_function__(
@@ -279,13 +314,42 @@ class _ByLayers(TorchFunctionMode):
             raise ConversionError(
                 f"{self._owner.extra_repr()} calls another convolution than when it was converted: {call}"
             )
-        y = _attend(self._owner.layers[place], call, image, weight, bias)
+        layer: Any = self._owner.layers[place]
+        if self._learns and _is_more_than_a_convolution(layer) and _in_checkpoint():
+            raise ConversionError(
+                f"{self._owner.extra_repr()} calls a convolution in a gradient checkpoint, which computes it again"
+                " without its layers: put the checkpoint around the module"
+            )
+        y = _attend(layer, call, image, weight, bias)
         held = calls[place].options.get("output_padding", ())
         wanted = call.options.get("output_padding", ())
         for axis, (most, end) in enumerate(zip(held, wanted, strict=True), -len(held)):
             if end < most:
                 y = y.narrow(axis, 0, y.shape[axis] - most + end)
         return lay_out_as(image, y)
+
+
+def _is_more_than_a_convolution(layer: Any) -> bool:
+    """Tells whether a layer is attention whose heads learn to move or to look at content."""
+    is_attention = isinstance(layer, RelativeAttention)
+    return is_attention and (layer.encoding.fixed_displacements is None or bool(layer.content))
+
+
+def _in_checkpoint() -> bool:
+    """Tells whether a gradient checkpoint lies between the wrapper that runs and this call."""
+    if torch.compiler.is_compiling():
+        return False
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _FORWARD:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_FORWARD: Any = unwrap(vars(AttendedCalls)["forward"].method).__code__
+_SWAP = threading.RLock()
+"""Held while a layer has another's weight, which a second thread must not see."""
 
 
 def _attend(
@@ -301,7 +365,10 @@ def _attend(
         given = {}
     held = dict(layer.named_parameters())
     changed = {name: tensor for name, tensor in given.items() if held.get(name) is not tensor}
-    return functional_call(layer, changed, (image,)) if changed else layer(image)
+    if not changed:
+        return layer(image)
+    with nullcontext() if torch.compiler.is_compiling() else _SWAP:
+        return functional_call(layer, changed, (image,))
 
 
 # --- Seen while a network runs ----------------------------------------------------------------------------------------
@@ -334,6 +401,7 @@ class Recorder(TorchFunctionMode):
     Attributes:
         runs: The calls of each run of each module, by the module's first name.
         sized: Transposed convolutions that were told an `output_size`.
+        reached: The modules that run on the image as it is.
         other_convolutions: An operation that is a convolution, but none of torch's functions, by the module's name.
     """
 
@@ -342,6 +410,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.runs: dict[str, list[list[SeenCall]]] = {}
         self.sized: set[str] = set()
+        self.reached: set[str] = set()
         self.other_convolutions: dict[str, str] = {}
         self._stack: list[tuple[str, nn.Module]] = []  # what runs, the innermost last
 
@@ -385,6 +454,7 @@ def record_calls(model: nn.Module, arguments: Arguments) -> Recorder:
     other = arguments.batches(2)[0].changed(_by_a_tenth)
     for images in (arguments.batches(1)[0], other):
         run_copy(model, [images._replace(mode=recorder)], recorder.watch)
+        recorder.reached = recorder.reached or set(recorder.runs)
     return recorder
 
 

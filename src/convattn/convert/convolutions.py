@@ -69,6 +69,7 @@ class NetworkConvolution:
     notes: tuple[str, ...] = ()  # What changes by the conversion
     call: Call | None = None  # The call, if the module calls it as a function
     number: int = 0  # Which of the module's calls it is, from 1; 0: the module
+    is_reached: bool = False  # Whether the module runs on the first image
 
     @property
     def name(self) -> str:
@@ -248,7 +249,8 @@ def _read(
         if reason is not None:
             raise UnsupportedModelError(reason)
     hooks = _hook_notes(module, is_kept=plain is None)
-    return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
+    is_reached = names[0] in recorder.reached
+    return [replace(one, notes=(*one.notes, *hooks), is_reached=is_reached) for one in convolutions]
 
 
 def _why_not_found(

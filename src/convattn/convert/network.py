@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.calls import AttendedCalls, Call, original_place
+from convattn.convert.calls import AttendedCalls, Call, Recorder, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -63,10 +63,10 @@ def network_to_attention(
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
 
-    A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
-    `requires_grad` are kept. With `sharpness`, the new centres are trained if the convolution's weight is. A
-    weight that is computed (weight or spectral normalisation, pruning, weight standardisation) is computed in each call
-    as before, inside an `AttendedCalls`.
+    A module used in several places stays one module, tied parameters stay tied, and hooks of modules, dtype, device,
+    mode and `requires_grad` are kept; hooks of parameters are not. With `sharpness`, the new centres are trained if the
+    convolution's weight is. A weight that is computed (weight or spectral normalisation, pruning, weight
+    standardisation) is computed in each call as before, inside an `AttendedCalls`.
 
     To measure the result, copies of both networks run in evaluation mode on copies of the images; this calls hooks, and
     takes about five times the memory of the network's parameters. Convolutions that a module calls as functions are
@@ -120,6 +120,8 @@ def network_to_attention(
         inputs = Inputs(convolution.layer for convolution in convolutions)
         inputs.watch(copied)
         comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
+    reached = [one for one in convolutions if one.is_reached]
+    _require_run(model, [one.name for one in reached if one.layer not in inputs.shapes])
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
         first, *aliases = convolution.names
@@ -147,6 +149,15 @@ def network_to_attention(
         ],
     )
     return result, certificate
+
+
+def _require_run(model: nn.Module, passed_over: Sequence[str]) -> None:
+    """Raises if layers that ran before have something in their places that does not run."""
+    if passed_over:
+        raise ConversionError(
+            f"cannot convert {type(model).__name__}: what is put in the place of {some(passed_over)} does not run,"
+            " because the network calls it by another reference, such as one in a plain list"
+        )
 
 
 def with_attention(
@@ -192,7 +203,8 @@ def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> li
     for name, module in source.named_modules(remove_duplicate=False):
         shared = before.intersection(module._parameters.values())
         if shared and not f"{name}.".startswith(inside):
-            place = places.get(name, nn.Module())
+            around = name.rpartition(".")[0]  # of values, where a convolution has come back
+            place = places.get(name if name in places else around, nn.Module())
             if len(after.intersection(place.parameters())) < len(shared):
                 lost.append(name)
     return [f"it no longer shares weights with {some(lost)}"] if lost else []
@@ -291,7 +303,14 @@ def network_to_conv(
         copied = copy_network(result).eval()
         of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
         plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
+        seen = Recorder()
+        seen.watch(copied)
         comparison = compare_networks(model, copied, arguments, plain, to_conv=True)
+        passed_over = []
+        for layer, one in zip(converted, layers, strict=True):
+            if not one.call and named[layer][0] in inputs.shapes and one.name not in seen.runs:
+                passed_over.append(one.name)
+        _require_run(model, passed_over)
     certificate = _certify_network(
         (model, result),
         layers,

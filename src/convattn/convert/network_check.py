@@ -35,7 +35,7 @@ from convattn.convert.rounding import (
     vary,
 )
 from convattn.convert.taps import AnyConvolution, summed_otherwise
-from convattn.errors import ConversionError
+from convattn.errors import ArgumentError, ConversionError
 from convattn.structure import dtype_name
 
 _BATCH = 64
@@ -163,7 +163,11 @@ def compare_networks(  # noqa: PLR0915 - one comparison, read downwards
         convolved = run_in_float64(network, batches, notes, places, change)
     of_convolutions = []
     if not to_conv or (convolved is not None and dtype == torch.float64):
-        summed = run_copy(network, batches, partial(as_read, summed_otherwise))
+        try:
+            summed = run_copy(network, batches, partial(as_read, summed_otherwise))
+        except ArgumentError as error:  # the network itself has run on these images
+            why = f"{type(error.__cause__).__name__}: {error.__cause__}"
+            raise ConversionError(f"the network does not run with layers in it: {why}") from error
         of_convolutions.append(summed.ordered(places))
 
     # the other itself comes last, because it may change itself

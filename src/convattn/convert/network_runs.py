@@ -481,7 +481,7 @@ def layer_outputs(
     """Runs a network, and returns the output of each module, and for each the modules that take it.
 
     Both are by name, in the order of the runs; a further call of a module is numbered, as in "relu#2". Only the first
-    floating-point tensor of an output counts.
+    floating-point tensor of an output counts, which of several is "rotary[0]".
     """
     values: dict[str, Tensor] = {}
     takers: dict[str, list[str]] = {}
@@ -494,6 +494,8 @@ def layer_outputs(
         if not numbers:
             return
         first = numbers[0]
+        if len(numbers) > 1:
+            name = f"{name}[0]"
         calls = sum(other.partition("#")[0] == name for other in values)
         if calls:
             name = f"{name}#{calls + 1}"

@@ -39,7 +39,7 @@ class Session:
     words: str  # The file and its runtime
     quantised: bool  # Whether it is seen to compute with few bits
     inputs: dict[str, Any]  # Dtype of each input
-    fixed: int | None  # How many images it takes at once; None: any number
+    fixed: int | None  # How many images its first input takes at once; None: any number
     layers: dict[str, int]  # Places of the outputs of layers among the results
     compute: Callable[[dict[str, Any]], Any]  # From arrays by name to a sequence of arrays
 
@@ -51,8 +51,9 @@ class Session:
             raise ArgumentError(
                 f"images must be the inputs of the model ({', '.join(self.inputs)}), but are {came}"
             )
-        arrays = {name: np.asarray(x, self.inputs[name]) for name, x in values.items()}
-        count = max(len(x) for x in arrays.values() if x.ndim)
+        arrays = {name: _as_input(name, x, self.inputs[name]) for name, x in values.items()}
+        first = arrays[next(iter(self.inputs))]
+        count = len(first) if first.ndim else 1
         size = self.fixed or count
         if size == count:
             return list(self.compute(arrays))
@@ -60,9 +61,21 @@ class Session:
         for start in range(0, count, size):
             # the last image fills up the last batch
             places = np.arange(start, start + size).clip(max=count - 1)
-            batch = {name: x[places] for name, x in arrays.items()}
+            batch = {}
+            for name, x in arrays.items():
+                batch[name] = x[places] if x.ndim and len(x) == count else x
             batches.append([y[: count - start] for y in self.compute(batch)])
         return [np.concatenate(several) for several in zip(*batches, strict=True)]
+
+
+def _as_input(name: str, x: Any, dtype: Any) -> np.ndarray:
+    """Returns an array in the dtype of an input; raises ArgumentError if whole numbers would be other numbers."""
+    array = np.asarray(x)
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    if cast.dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise ArgumentError(f"images must be whole numbers of {cast.dtype} for the input {name}")
+    return cast
 
 
 Load = Callable[[Sequence[str]], Session]
@@ -112,9 +125,9 @@ def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Sessi
         dtype = one.type.removeprefix("tensor(").removesuffix(")")
         if dtype == "float":
             dtype = "float32"  # numpy's float is float64
-        inputs[one.name] = dtype
-        if one.shape and isinstance(one.shape[0], int):
+        if not inputs and one.shape and isinstance(one.shape[0], int):
             fixed = one.shape[0]
+        inputs[one.name] = dtype
     outputs = [one.name for one in session.get_outputs()]
     layers = {layer: outputs.index(value) for layer, value in values.items()}
     words = f"{path.name} in ONNX Runtime {runtime.__version__}"
@@ -172,10 +185,10 @@ def _in_openvino(path: Path, options: Options, names: Sequence[str]) -> Session:
     inputs = {}
     fixed = None
     for one in compiled.inputs:
-        inputs[one.get_any_name()] = one.get_element_type().to_dtype()
         first = next(iter(one.get_partial_shape()), None)
-        if first is not None and first.is_static:
+        if not inputs and first is not None and first.is_static:
             fixed = first.get_length()
+        inputs[one.get_any_name()] = one.get_element_type().to_dtype()
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     version = runtime.__version__.partition("-")[0]
     return Session(

@@ -33,9 +33,10 @@ def starting_centres(num_heads: int, dims: int, centres: Centres) -> Float[Tenso
     if centres is None:
         return torch.randn(num_heads, dims) * 2
     numbers = read_numbers("centres", centres, (num_heads, dims))
-    centres = torch.empty(num_heads, dims).copy_(numbers)
-    require(centres.isfinite().all(), "centres", f"finite in {centres.dtype}", numbers.tolist())
-    return centres
+    centres = torch.empty(num_heads, dims)
+    kept = numbers.to(centres.dtype)
+    require(kept.isfinite().all(), "centres", f"finite in {kept.dtype}", numbers.tolist())
+    return centres.copy_(kept)
 
 
 def grid_centres(num_heads: int) -> list[tuple[int, ...]]:

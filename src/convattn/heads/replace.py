@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isnan, nan
+from math import isnan, nan, prod
 
 import torch
 from torch import Tensor, nn
@@ -307,11 +307,14 @@ def _fixed(
             grid = layer.grid
     for head, arm in arms.items():
         if arm == "mean_map":
-            found = maps.get(layer.name)
-            if found is None or found.ndim != 4 or found.shape[1] != len(layer.heads):
+            found = maps.get(layer.name, torch.empty(0))
+            fits = found.ndim == 4 and found.shape[1] == len(layer.heads)
+            if fits and layer.pattern in WHOLE:
+                fits = found.shape[2] == found.shape[3] == layer.prefix + prod(layer.grid)
+            if not fits:
                 raise ArgumentError(
                     f"maps must hold those of the {len(layer.heads)} heads of {layer.name} for 'mean_map', as"
-                    " mean_maps(model, images) returns them"
+                    " mean_maps(model, images) returns them for images of the report's size"
                 )
             fixed.append(MappedHeads((head,), found[:, [head]]))
             grid = layer.grid

@@ -89,9 +89,14 @@ class NormalisedConv(ConvolutionLike):
             UnknownNameError: The padding mode is unknown.
         """
         super().__init__()
-        self.box = axis_pairs("box", box)
-        are_ranges = 1 <= self.dims <= 3 and all(low <= 0 <= high for low, high in self.box)
-        require(are_ranges, "box", "one to three pairs (lowest ≤ 0, highest ≥ 0)", box)
+        expected = "one to three pairs (lowest ≤ 0, highest ≥ 0) of integers"
+        self.box = axis_pairs("box", box, expected)
+        require(
+            1 <= self.dims <= 3 and all(low <= 0 <= high for low, high in self.box),
+            "box",
+            expected,
+            box,
+        )
         sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=0.0)
         self._geometry = Geometry.parse(self.dims, **window)
         self.in_channels, self.out_channels, self.num_heads, self.groups = sizes

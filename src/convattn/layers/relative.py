@@ -759,8 +759,11 @@ _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
 
 def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
     """Returns the shape of images as a tuple; raises ArgumentError if it is not (batch, channels, *spatial)."""
-    valid = isinstance(shape, Sequence) and len(shape) == dims + 2
-    valid = valid and all(is_whole(size) and size >= 0 for size in shape)
+    valid = (
+        isinstance(shape, Sequence)
+        and len(shape) == dims + 2
+        and all(is_whole(size) and size >= 0 for size in shape)
+    )
     require(valid, "shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape)
     return tuple(map(int, shape))
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from convattn import certify, network_to_attention
 from convattn.errors import (
-    ArgumentError,
     ConversionError,
     MissingDependencyError,
     UnknownNameError,
@@ -228,5 +227,75 @@ def test_layers_have_no_names_without_the_package_or_in_a_bare_file(
 
 
 def test_an_unknown_runtime_is_refused(case, file, without_type_checks):
-    with pytest.raises(ArgumentError, match="must be a file of the kind"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown runtime 'tensorrt'\. Known: onnxruntime, "
+    ):
         certify(case[0], file, case[1], runtime="tensorrt")
+
+
+class Rotary(nn.Module):
+    """A module with two outputs of one shape inside."""
+
+    class Angles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(8))
+
+        def forward(self, x):
+            angle = x * self.weight
+            return angle.cos(), angle.sin()
+
+    def __init__(self):
+        super().__init__()
+        self.rotary, self.last = self.Angles(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        cos, sin = self.rotary(x)
+        return self.last(x * cos + x.flip(-1) * sin)
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_no_layer_is_accused_by_another_of_its_outputs(runtime, tmp_path):
+    torch.manual_seed(0)
+    network, x = Rotary().eval(), torch.rand(8, 8)
+    torch.onnx.export(network, (x,), tmp_path / "r.onnx", dynamo=True, verbose=False)
+    certificate = certify(network, tmp_path / "r.onnx", x, runtime=runtime)
+    assert (certificate.verdict, certificate.first) == ("exact", None)
+
+
+class Add(nn.Module):
+    def forward(self, x, b):
+        return x + b
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("shape", [[1, 3], [3]])
+@pytest.mark.parametrize("rows", ["n", 8])
+def test_the_first_input_says_how_many_images_a_file_takes(rows, shape, runtime, tmp_path):
+    def value(name, sizes):
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, sizes)
+
+    inputs = [value("x", [rows, 3]), value("b", shape)]
+    nodes = [onnx.helper.make_node("Add", ["x", "b"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [value("y", [rows, 3])])
+    opset = [onnx.helper.make_opsetid("", 13)]
+    file = tmp_path / "add.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), file)
+    given = torch.randn(8, 3), torch.randn(shape)
+    assert certify(Add(), file, given, runtime=runtime).verdict == "exact"
+
+
+def test_numbers_are_not_made_whole(tmp_path):
+    def value(name, kind):
+        return onnx.helper.make_tensor_value_info(name, kind, ["n", 3])
+
+    nodes = [onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT)]
+    inputs, outputs = [value("x", onnx.TensorProto.UINT8)], [value("y", onnx.TensorProto.FLOAT)]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, outputs)
+    opset = [onnx.helper.make_opsetid("", 13)]
+    file = tmp_path / "bytes.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), file)
+    assert certify(nn.Identity(), file, torch.tensor([[0.0, 7.0, 255.0]])).verdict == "exact"
+    for wrong in (0.5, -1.0, 256.0):
+        with pytest.raises(ConversionError, match="images must be whole numbers of uint8 for the"):
+            certify(nn.Identity(), file, torch.full((1, 3), wrong))

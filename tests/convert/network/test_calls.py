@@ -1,5 +1,7 @@
 """Convolutions in other people's code: what a module computes around a call stays, the call attends."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from tests.convert.network.network_cases import Called, converted, filled, images
@@ -7,6 +9,7 @@ from timm.layers import Conv2dSame, StdConv2d
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import DeformConv2d
 
 from convattn import certify, load_network, network_to_attention, network_to_conv, save_network
@@ -381,3 +384,137 @@ def test_a_weight_registered_twice_is_converted_or_refused_with_the_reason():
     assert certificate.verdict == "exact"
     (left,) = certificate.left_alone
     assert left.reason.startswith("it calls a convolution with a weight that a module inside uses")
+
+
+class Scaled(Equalised):
+    """Does more around its call, by attributes that a training may set."""
+
+    def __init__(self):
+        super().__init__(3, 5, 3)
+        self.scale, self.after = 1.0, nn.ReLU()
+
+    def forward(self, x):
+        return self.after(super().forward(x)) * self.scale
+
+
+def test_attributes_are_set_and_deleted_where_the_module_looks_for_them():
+    network, x = nn.Sequential(Scaled()).eval(), images(2, 3, 8, 8)
+    made, _ = converted(network, x)
+    for one in (network[0], made[0]):
+        one.scale, one.after = 3.0, nn.Identity()
+        one.register_buffer("offset", torch.ones(1))
+        one.note = "mine"
+    assert torch.equal(made[0].module.offset, torch.ones(1))
+    assert_within_budget(made(x), network.double()(x.double()), roundings(made, x))
+    del made[0].note
+    assert not hasattr(made[0].module, "note")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("options", [{"sharpness": 1.0}, {"content": True}, {}])
+def test_a_checkpoint_inside_a_module_is_refused_unless_heads_stay(options, reentrant):
+    class Checkpointed(Equalised):
+        def forward(self, x):
+            run = super().forward
+            return checkpoint(run, x, use_reentrant=reentrant) if self.training else run(x)
+
+    network = nn.Sequential(Checkpointed(3, 5, 3)).eval()
+    x = images(2, 3, 8, 8).requires_grad_()
+    made, _ = network_to_attention(network, images=x.detach(), **options)
+    made.train()
+    if not options:
+        made(x).sum().backward()
+        return
+    with pytest.raises(ConversionError, match=r"in a gradient checkpoint.*around the module"):
+        made(x)
+
+
+def test_parameters_that_are_assigned_by_loading_stay_one():
+    network, x = nn.Sequential(Blank(3, 5, 3)).eval(), images(2, 3, 8, 8)
+    made, _ = converted(network, x)
+    state = {name: value + 1 for name, value in made.state_dict().items()}
+    made.load_state_dict(state, assign=True)
+    (layer,) = made[0].layers
+    assert layer.values.weight is made[0].module.weight
+    assert [name for name, _ in made.named_parameters()] == ["0.module.weight"]
+    back, _ = network_to_conv(made)
+    assert torch.equal(back[0].weight, state["0.module.weight"])
+
+
+class Blank(nn.Module):
+    """A call, and nothing around it."""
+
+    def __init__(self, inputs, outputs, taps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, taps, taps))
+
+    def forward(self, x):
+        return F.conv2d(x, self.weight)
+
+
+def test_threads_may_share_a_network():
+    network, x = nn.Sequential(Equalised(3, 16, 3)).eval(), images(4, 3, 24, 24)
+    made, _ = converted(network, x)
+    names = list(made.state_dict())
+    expected = made(x)
+    with torch.no_grad(), ThreadPoolExecutor(4) as threads:
+        for made_there in threads.map(lambda _: made(x), range(60)):
+            assert torch.equal(made_there, expected)
+    assert list(made.state_dict()) == names
+
+
+class Bypassing(nn.Module):
+    """Calls its layer by a plain list."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+        self.steps = [first]
+
+    def forward(self, x):
+        return self.steps[0](x).mean((2, 3))
+
+
+def test_what_runs_in_place_of_a_layer_must_run():
+    message = "what is put in the place of first does not run, because the network calls it by"
+    x = images(8, 3, 8, 8)
+    with pytest.raises(ConversionError, match=message):
+        network_to_attention(Bypassing(nn.Conv2d(3, 5, 3)).eval(), images=x)
+    with pytest.raises(ConversionError, match=message):
+        network_to_attention(Bypassing(Equalised(3, 5, 3)).eval(), images=x)
+    with pytest.raises(ConversionError, match=message):
+        network_to_conv(Bypassing(RelativeAttention2d(3, 5, num_heads=4)).eval(), images=x)
+
+
+def test_shared_weights_come_back_shared_without_a_note():
+    network, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval(), images(2, 4, 8, 8)
+    network[1].weight = network[0].weight
+    back, certificate = network_to_conv(converted(network, x)[0], images=x)
+    assert back[0].weight is back[1].weight
+    assert [layer.notes for layer in certificate.layers] == [(), ()]
+
+
+class Measured(nn.Module):
+    """Asks for the length of a part that calls a convolution."""
+
+    class Part(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.BatchNorm2d(3), nn.ReLU())
+            self.weight = nn.Parameter(torch.randn(3, 3, 3, 3))
+
+        def forward(self, x):
+            return F.conv2d(super().forward(x), self.weight)
+
+    def __init__(self):
+        super().__init__()
+        self.part = self.Part()
+
+    def forward(self, x):
+        return self.part(x) * len(self.part)
+
+
+def test_images_are_not_blamed_for_what_a_wrapper_lacks():
+    with pytest.raises(
+        ConversionError, match="the network does not run with layers in it: TypeErr"
+    ):
+        network_to_attention(Measured().eval(), images=images(2, 3, 8, 8))
