@@ -54,6 +54,9 @@ def test_what_runs_take_is_said_and_more_than_an_hour_is_confirmed(slow, monkeyp
     runs = [one, replace(one, seed=1), replace(one, seed=2), damaged]
     announce(runs, said.append, yes=True, workers=2)
     assert said[1:] == [line, f"{one.name}: could not be measured", "all 4 runs: 1.5 hours"]
+    announce([one], said.append, yes=True, workers=8)
+    announce(runs[:2], said.append, yes=True, workers=8)
+    assert said[-1] == "all 2 runs: 1.0 hours"
     with pytest.raises(ArgumentError, match=r"this takes about 1\.5 hours: --yes starts it"):
         announce(runs, said.append, yes=False, workers=2)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)

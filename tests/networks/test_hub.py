@@ -88,6 +88,13 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
         push_to_hub(tmp_path / "absent", "someone/network")
 
 
+def test_a_certificate_of_an_earlier_network_does_not_stay(hub, made):
+    push_to_hub(made[0], "someone/first", certificate=made[1])
+    push_to_hub(made[0], "someone/second")
+    uploads = [call["delete_patterns"] for call in hub if "delete_patterns" in call]
+    assert uploads == [[], ["certificate.json"]]
+
+
 def test_what_is_neither_folder_nor_repository_is_told(hub):
     with pytest.raises(
         CheckpointError, match="someone/else is not a folder, and cannot be fetched from the Hub"

@@ -59,7 +59,7 @@ def train(  # noqa: PLR0913 - the options of the command
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than
             once.
         resume: Continue the run in the folder; a finished run is left as it is.
-        checkpoint_every: Steps between two checkpoints. Default: one checkpoint after each epoch.
+        checkpoint_every: Write a checkpoint also every so many steps, beside the one after each epoch.
         tracker: Also send the metrics to tensorboard, wandb or trackio; may be given more than once.
         yes: Train for more than an hour without being asked in a terminal.
         json: Print the run's record as JSON.

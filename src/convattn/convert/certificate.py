@@ -307,7 +307,7 @@ class NetworkCertificate(ConversionRecord):
         parts = {
             "layer": first_few([layer.line() for layer in inexact]),
             "worst": [layer.line() for layer in worst],
-            "note": first_few(self._notes()),
+            "note": first_few(self.notes()),
             "left alone": LeftAlone.in_words(self.left_alone),
             "not covered": first_few(self.not_covered),
         }
@@ -339,7 +339,7 @@ class NetworkCertificate(ConversionRecord):
             lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")
         return lines
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Returns what the layers say, each once, with the names of the layers."""
         names: dict[str, list[str]] = {}
         for layer in self.layers:

@@ -59,7 +59,7 @@ def train(
         progress: Whether to show a progress bar; on a terminal only.
         resume: Whether to continue the run in the output folder from its newest checkpoint. A finished run is left as
             it is, and its record is returned.
-        checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
+        checkpoint_every: Write a checkpoint also every so many steps, at least 1, beside the one after each epoch.
         trackers: Names of trackers ("tensorboard", "wandb", "trackio") to which the metrics are sent after each epoch.
         tell: Called with a line of text after each epoch, which says when the run will be done, and every ten seconds.
 
@@ -247,6 +247,14 @@ def _record(trainer: Trainer, revision: str | None) -> RunRecord:
         )
     if processes > 1:
         not_covered.append("peak memory of the other processes")
+    if recipe.training.precision != "no":
+        not_covered.append(
+            f"accuracy in float32, in which the network is loaded: it was measured in {recipe.training.precision}"
+        )
+    if trainer.data.record.name.partition(" (")[0] != recipe.data.name and not recipe.data.folder:
+        not_covered.append(
+            "the command's data: images were given in Python in place of the recipe's"
+        )
     parameters = trainer.network.parameters()
     hardware = describe_hardware(accelerator.device)
     if accelerator.device.type == "cuda":

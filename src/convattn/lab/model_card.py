@@ -14,11 +14,10 @@ def model_card(record: RunRecord) -> str:
     which is on the page of a study.
     """
     # images given in Python are not those that the recipe names
-    dataset = record.data.name.partition(" (")[0]
+    dataset = record.data.name.rpartition(" (")[0] or record.data.name
     hub = optional_module("huggingface_hub", "huggingface-hub", "train")
     front = hub.ModelCardData(
         library_name="convattn",
-        license="apache-2.0",
         pipeline_tag="image-classification",
         datasets=[dataset] if dataset == record.recipe["data"]["name"] else None,
         metrics=["accuracy"],

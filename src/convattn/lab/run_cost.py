@@ -60,7 +60,7 @@ def announce(
         size = f"{cost.memory / 2**20:,.0f} MiB"
         step = f"{cost.steps:,} steps of {cost.step_seconds:.2g} s on this machine"
         tell(f"{recipe.name}: {step}, {in_words(of_run)}; {size}")
-        seconds += count * of_run / workers
+        seconds += count * of_run / min(workers, len(recipes))
     if len(recipes) > 1:
         tell(f"all {len(recipes)} runs: {in_words(seconds)}")
     if seconds > _HOUR and not yes and sys.stdin.isatty():

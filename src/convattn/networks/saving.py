@@ -24,7 +24,7 @@ from convattn.networks.source import create_network, own_source
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.provenance import describe_versions
 from convattn.record import is_json
-from convattn.sealed import KIND, may_replace, read_config, write_sealed
+from convattn.sealed import CERTIFICATE, KIND, may_replace, read_config, write_sealed
 from convattn.structure import Structure, full_name, network_digest
 from convattn.wording import ITSELF
 
@@ -192,6 +192,8 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
             repo_id=repository.repo_id,
             repo_type="model",
             folder_path=folder,
+            # of an earlier network, which would not be that of this one
+            delete_patterns=[] if (folder / CERTIFICATE).exists() else [CERTIFICATE],
             commit_message=commit_message,
             revision=branch,
             create_pr=create_pr,
@@ -247,7 +249,7 @@ def _require_rebuilt(
 
 _REST = (
     "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
-    " licence, the training data and the accuracy are those of the network that was converted, and are not known here."
+    " licence, the training data and the accuracy are not known here."
 )
 
 

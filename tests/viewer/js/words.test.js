@@ -42,6 +42,7 @@ test("a head is said in a sentence, with its unit and its prefix tokens", () => 
   );
   const token = { ...numbers, shift: null, entropy: Math.log(20) };
   assert.equal(headSentence(LAYER, 0, token), "Head 1 of layer 2 attends to 20 keys or so");
+  assert.equal(headSentence(LAYER, 0, { ...token, entropy: 0 }), "Head 1 of layer 2 attends to 1 key or so");
 });
 
 test("a head has the word of its report, and of displacements alone that of its scores", () => {
@@ -77,6 +78,8 @@ test("a head has the word of its report, and of displacements alone that of its 
   const report = { position_score: known(0.734), hard_share: known(0.62), hard_shift: known([0, -1]) };
   assert.match(whyWords(report, 100), /^Why: on 100 images.* 73 % .* 62 % .*: 1 left\.$/);
   assert.match(whyWords(report, 4), /another word is possible/);
+  const unknown = { ...report, position_score: { value: null, error: null }, hard_share: { value: -0.002, error: 0 } };
+  assert.match(whyWords(unknown, 1), /^Why: on 1 image, 0 % of its attention is at one displacement: 1 left\. On so/);
 });
 
 test("numbers are short, with a true minus sign", () => {

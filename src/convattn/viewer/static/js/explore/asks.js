@@ -55,26 +55,31 @@ export function answerTo(model) {
   if (ask === "place") {
     if (layer.attention.kind === "position")
       return "By place: its scores are of displacements alone. Choose another picture, and the map stays.";
+    if (!layer.normalised) return "No share says it: weights of this layer do not sum to one.";
     const kept = whyNoAverage([layer]) ? NaN : shareKept(model);
     if (Number.isNaN(kept)) return "One picture cannot tell: what stays on others is place.";
     const shown = model.state.get().average ? "Shown is the mean over all pictures: what stays is place. " : "";
     return `${shown}${percent(kept)} of the map of this picture is in that mean; the rest is content.`;
   }
-  if (!canMove(model, number)) return "Heads of this layer have no centre to move: their scores come from the image.";
+  if (!canMove(model, number)) {
+    const source =
+      layer.attention.kind === "position" ? "are of displacements, by another function" : "come from the image";
+    return `Heads of this layer have no centre to move: their scores ${source}.`;
+  }
   const heads = model.quadratic(number);
   const [down, right] = heads ? heads.centres.slice(2 * head, 2 * head + 2) : [0, 0];
   return `Drag the ring, or use arrow keys on it. It is nearest to the tap: ${directionWords([Math.round(down), Math.round(right)])}.`;
 }
 
 /** Returns the share of the map of the chosen image that the mean over all images has, too. @param {Model} model */
-function shareKept({ scene, state, network }) {
+function shareKept({ scene, state }) {
   const { network: number, image, query, prefix, layer, head } = state.get();
   const asked = prefix === null ? query : { prefix };
   const [own, mean] = /** @type {const} */ ([image, "mean"]).map((which) => {
     const layers = rowsOf(scene, { network: number, image: which, query: asked, part: "both" }, layer);
     return layers.length ? partOf(layers[0].weights, head, layers[0].keyRows * layers[0].keyCols) : null;
   });
-  if (!own || !mean || !network().layers[layer].normalised) return NaN;
+  if (!own || !mean) return NaN;
   let [shared, all] = [0, 0];
   own.forEach((weight, key) => {
     if (Number.isNaN(weight)) return;

@@ -2,6 +2,7 @@
 
 import { h, reasonOf, say } from "../dom.js";
 import { contextOf, levelOf, numberText, ramp } from "../draw.js";
+import { extentOf } from "./field.js";
 import { paintMap, smallView } from "./matrix.js";
 import { cellCentre } from "../scene.js";
 
@@ -91,7 +92,8 @@ function mapSvg(model) {
     picture.append(shape("rect", { ...SEAMLESS, ...place, fill }));
   });
   if (view.query) {
-    const { extent, query } = view;
+    const { query } = view;
+    const extent = extentOf(model.layer().keys, model.layer().keys.grid); // all of the map, whatever the page shows
     const cx = (PRINT.map * ((query.left + query.right) / 2 - extent.left)) / (extent.right - extent.left);
     const cy = (side * rows * ((query.top + query.bottom) / 2 - extent.top)) / (extent.bottom - extent.top);
     for (const [stroke, thick] of Object.entries({ white: 2.5, "#b93a00": 1.2 })) {
@@ -117,7 +119,7 @@ function mapSvg(model) {
       /\p{Cc}/gu,
       " ",
     ), // XML has no such characters
-    `${what} of each key; ring: query`,
+    `${what} of each key${view.query ? "; ring: query" : ""}`,
   ];
   lines.forEach((line, at) => {
     picture.append(shape("text", { ...font, x: 0, y: side * rows + (2 + 1.4 * at) * PRINT.text }, line));

@@ -86,9 +86,14 @@ const FEW_IMAGES = 20;
  * @returns {string}
  */
 export function whyWords({ position_score: score, hard_share: share, hard_shift: shift }, images) {
-  const explained = Math.max(Number(score?.value) || 0, 0);
   const place = directionWords(/** @type {Pair} */ (shift?.value ?? [0, 0]));
-  const why = `Why: on ${images} images, displacement alone explains ${percent(explained)} of where it looks, and ${percent(Number(share?.value))} of its attention is at one displacement: ${place}.`;
+  const parts = [];
+  if (Number.isFinite(score?.value ?? NaN))
+    parts.push(`displacement alone explains ${percent(Math.max(Number(score?.value), 0))} of where it looks`);
+  if (Number.isFinite(share?.value ?? NaN))
+    parts.push(`${percent(Math.max(Number(share?.value), 0))} of its attention is at one displacement: ${place}`);
+  const measured = parts.join(", and ") || "too little is known to say more";
+  const why = `Why: on ${images} ${images === 1 ? "image" : "images"}, ${measured}.`;
   return images < FEW_IMAGES ? `${why} On so few images another word is possible.` : why;
 }
 
@@ -104,7 +109,10 @@ export function headSentence(layer, head, numbers) {
   const prefix = layer.prefix.length
     ? ` and gives ${percent(numbers.prefixShare)} to ${prefixWords(layer.prefix)}`
     : "";
-  if (!numbers.shift) return `${name} attends to ${fixedText(Math.exp(numbers.entropy), 0)} keys or so${prefix}`;
+  if (!numbers.shift) {
+    const keys = fixedText(Math.exp(numbers.entropy), 0);
+    return `${name} attends to ${keys} ${keys === "1" ? "key" : "keys"} or so${prefix}`;
+  }
   return `${name} looks ${lookWords(layer, numbers)}${prefix}`;
 }
 
