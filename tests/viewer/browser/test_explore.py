@@ -159,12 +159,11 @@ def test_the_view_is_taken_along(opened, address, shown):
     far = ET.fromstring(download(opened(f"{address}#layer=1&head=0&query=9,22"), "Save map as SVG"))
     (ring, *_) = [element for element in far if element.tag.endswith("circle")]
     layer = shown.scene.header["networks"][0]["layers"][1]
-    keys, queries = layer["keys"], layer["queries"]
-    assert keys["grid"][0] > 20  # of which the page shows a part, around the query
-    for name, axis, at in (("cx", 1, 22), ("cy", 0, 9)):
-        place = queries["first"][axis] + at * queries["step"][axis]
-        cell = (place - keys["first"][axis]) / keys["step"][axis] + 0.5
-        assert float(ring.get(name)) == pytest.approx(240 * cell / keys["grid"][1])
+    rows, cols = layer["keys"]["grid"]
+    assert [rows, cols] == layer["grid"]
+    assert rows > 20  # of which the page shows a part, around the query
+    for name, at in (("cx", 22), ("cy", 9)):
+        assert float(ring.get(name)) == pytest.approx(240 * (at + 0.5) / cols)
     choose(page, 3, 2)
     page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
     expect(page).to_have_url(re.compile(r"#(?=.*query=)(?=.*head=2)"))
