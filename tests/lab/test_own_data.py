@@ -8,12 +8,13 @@ import pytest
 import torch
 from PIL import Image
 from tests.cli.command import run
+from tests.lab.tiny import tiny_recipe
 
 from convattn.cli.output import recipe_changes
 from convattn.data import dataset_from_tensors, load_folder, normalise
 from convattn.encodings import registry
 from convattn.errors import ArgumentError, DataError
-from convattn.lab import load_recipe
+from convattn.lab import load_recipe, train
 from convattn.lab.study_plan import plan_runs, train_command
 from convattn.networks.images import class_names, preparation
 from convattn.networks.loading import load_with_source
@@ -210,3 +211,10 @@ def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsy
     assert run("certify run run") == 2
     assert "cannot be built: unknown encoding" in (error := capsys.readouterr().err)
     assert error.endswith("CLASS); --import MODULE does that\n")
+
+
+def test_a_record_says_that_its_images_came_from_python():
+    data = dataset_from_tensors(torch.rand(20, 1, 6, 6), torch.arange(20) % 2)
+    record = train(tiny_recipe(epochs=1), data=data, progress=False)
+    words = "the command's data: images were given in Python in place of the recipe's"
+    assert words in record.not_covered

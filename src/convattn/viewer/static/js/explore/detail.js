@@ -142,6 +142,7 @@ export function createDetail(model, effects) {
     min: "0",
     max: "100",
     value: "100",
+    "aria-label": "From the image to the map",
     oninput: () => fade(),
   });
   const fade = () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`);

@@ -364,6 +364,7 @@ export function createHandle(model, field) {
       const alpha = heads.sharpness[head];
       if (document.activeElement !== sharpness) sharpness.value = String(Math.log(alpha));
       say(sharpnessText, `α = ${fixedText(alpha, 2)}`);
+      setProps(sharpness, { "aria-valuetext": fixedText(alpha, 2) }); // it runs over the logarithm
       reset.hidden = !model.anyMoved();
     },
   };
