@@ -248,7 +248,13 @@ def test_a_network_without_such_layers_is_refused(model, message):
 def test_weights_that_are_no_longer_shared_are_said():
     network = nn.Sequential(hard(nn.Conv2d(4, 4, 3)), hard(nn.Conv2d(4, 4, 3)))
     network[1].values = network[0].values
-    _, record = network_to_conv(network)
+    made, record = network_to_conv(network)
+    assert made[1].weight is made[0].weight
+    assert [layer.notes for layer in record.layers] == [(), ()]
+    network = nn.Sequential(*(RelativeAttention2d(4, 4, num_heads=4) for _ in range(2)))
+    network[1].values = network[0].values
+    made, record = network_to_conv(network, kernel_size=3)
+    assert not torch.equal(made[1].weight, made[0].weight)
     assert [layer.notes for layer in record.layers] == [
         ("it no longer shares weights with 1.values",),
         ("it no longer shares weights with 0.values",),
