@@ -125,8 +125,8 @@ def scored_in_words() -> str:
         )
     scored = held_out(images)
     return (
-        f"fitted to {images - scored} of the {images} photographs and scored on the other {scored}; in the controls"
-        f" {held_out(control)} of {control} are scored, where positions are kept {held_out(kept)} of {kept}"
+        f"fitted to {images - scored} of the {images} photographs and scored on the {scored} others. In the controls"
+        f" {held_out(control)} of {control} are scored, and {held_out(kept)} of {kept} where positions are kept"
     )
 
 
