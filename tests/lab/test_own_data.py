@@ -109,6 +109,12 @@ def test_pictures_are_cropped_at_the_middle(place):
     assert torch.equal(data.train.images[0, 0], torch.arange(25, dtype=torch.uint8).view(5, 5))
 
 
+@pytest.mark.parametrize("size", [0, -3, 8.5, "8"])
+def test_sizes_that_pictures_cannot_have_are_refused(place, size, without_type_checks):
+    with pytest.raises(ArgumentError, match="size must be an integer of at least 1, but is"):
+        load_folder(place, size=size)
+
+
 def test_folders_that_say_no_classes_are_refused(place):
     with pytest.raises(ArgumentError, match="path must be a folder of pictures, but is 'none'"):
         load_folder("none")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, DataError, must_be
 from convattn.files import AnyPath, as_path
+from convattn.grid import whole_number
 from convattn.networks.datasets import ImageDataset, ImageSplit
 from convattn.networks.pictures import picture_files, read_picture, to_square
 from convattn.provenance import DataRecord
@@ -49,6 +50,7 @@ def load_folder(path: AnyPath, *, size: int = FOLDER_SIZE) -> ImageDataset:
         convattn.errors.ArgumentError: path must be a folder of pictures, but is 'no/such/folder'
     """
     place = as_path(path, "path")
+    size = whole_number("size", size)
     if not place.is_dir():
         raise ArgumentError(must_be("path", "a folder of pictures", str(path)))
     splits = [place]
