@@ -331,8 +331,9 @@ class _ByLayers(TorchFunctionMode):
 
 def _is_more_than_a_convolution(layer: Any) -> bool:
     """Tells whether a layer is attention whose heads learn to move or to look at content."""
-    is_attention = isinstance(layer, RelativeAttention)
-    return is_attention and (layer.encoding.fixed_displacements is None or bool(layer.content))
+    if not isinstance(layer, RelativeAttention):
+        return False
+    return layer.encoding.fixed_displacements is None or layer.content is not None
 
 
 def _in_checkpoint() -> bool:

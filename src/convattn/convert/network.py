@@ -155,8 +155,8 @@ def _require_run(model: nn.Module, passed_over: Sequence[str]) -> None:
     """Raises if layers that ran before have something in their places that does not run."""
     if passed_over:
         raise ConversionError(
-            f"cannot convert {type(model).__name__}: what is put in the place of {some(passed_over)} does not run,"
-            " because the network calls it by another reference, such as one in a plain list"
+            f"cannot convert {type(model).__name__}: what is put in the place of {some(passed_over)} does not run; the"
+            " network may call it by another reference, such as one in a plain list, or ask for its class"
         )
 
 

@@ -476,7 +476,7 @@ class Bypassing(nn.Module):
 
 
 def test_what_runs_in_place_of_a_layer_must_run():
-    message = "what is put in the place of first does not run, because the network calls it by"
+    message = "what is put in the place of first does not run; the network may call it by another"
     x = images(8, 3, 8, 8)
     with pytest.raises(ConversionError, match=message):
         network_to_attention(Bypassing(nn.Conv2d(3, 5, 3)).eval(), images=x)
