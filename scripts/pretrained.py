@@ -44,6 +44,8 @@ DATA_NOTE = (
     "The images of CIFAR-10 (A. Krizhevsky, 2009) state no licence and ask to be cited. The weights, which were learned"
     " from them, are under the licence of this library, Apache-2.0, as far as its authors can give it."
 )
+LICENSE = "apache-2.0"
+"""The Hub's name of the licence of the weights."""
 
 COPIES = {
     "61266f582bac335325506d87cb7486359fdf11967a74b437d536a9d0e6c8341c": "lossless but for 98 of the 60,000 images (77"
@@ -139,14 +141,14 @@ def class_scores(network: nn.Module, images: Tensor) -> Tensor:
 
 def card_text(card: PretrainedCard) -> str:
     """Writes README.md of the folder: what the file holds, then the tables of the run's card."""
-    front = model_card(
-        replace(
-            card.run, name=card.name, results={**card.run.results, "test_accuracy": card.accuracy}
-        )
+    results = card.run.results
+    measured = replace(
+        card.run, name=card.name, results={**results, "test_accuracy": card.accuracy}
     )
+    front = model_card(measured, license_id=LICENSE)
     head, run = front[: front.index("\n# ")].rstrip(), model_card(card.run)
     tables = run[run.index("\n## ") :]
-    epochs, results = card.run.recipe["training"]["epochs"], card.run.results
+    epochs = card.run.recipe["training"]["epochs"]
     network = card.run.recipe["model"]
     copies = [COPIES[sha] for sha in card.run.data.hashes.values() if sha in COPIES]
     rows = {
