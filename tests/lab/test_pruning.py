@@ -11,7 +11,7 @@ from convattn.encodings import Distance, GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.lab import degenerate_heads, prune_heads
 from convattn.layers import RelativeAttention2d
-from convattn.models import AttentionNet
+from convattn.models import AttentionNet, ConvNet
 
 SMALL = {"width": 14, "depth": 3, "heads": 5, "ffn": 11, "num_classes": 5}
 DEGENERATE = ([1, 4], [], [0, 2, 3])
@@ -190,6 +190,8 @@ def test_networks_whose_heads_cannot_be_judged_are_refused(without_type_checks):
     for gated in (False, True):
         with pytest.raises(ArgumentError, match="network must be without content"):
             prune_heads(AttentionNet(content=True, gated=gated, **SMALL))
+    with pytest.raises(ArgumentError, match="network must be an AttentionNet, but is 'ConvNet'"):
+        prune_heads(ConvNet(width=4, depth=1))
     network = AttentionNet(**SMALL)
     network.blocks[1].mixer = nn.Conv2d(14, 14, 1)
     with pytest.raises(

@@ -2,6 +2,7 @@ import pytest
 import torch
 from tests.models.network_cases import SMALL, count_parameters, small_images
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from convattn.convert import network_to_conv
@@ -141,6 +142,17 @@ def test_flops_of_a_network_that_keeps_borders_are_those_of_attention():
     made, _ = network_to_conv(network, images=small_images(), borders="exact")
     assert isinstance(made.blocks[0].mixer, NormalisedConv)
     assert made.flops(10) == network.flops(10)
+
+
+def test_flops_of_weights_that_are_computed_are_those_of_the_layers():
+    network = AttentionNet(**SMALL)
+    expected = network.flops(10)
+    for module in list(network.modules()):
+        if isinstance(module, nn.Linear):
+            weight_norm(module)
+    mixer = network.blocks[0].mixer
+    weight_norm(mixer.values, next(name for name, _ in mixer.values.named_parameters()))
+    assert network.flops(10) == expected
 
 
 def test_tables_end_at_the_image_size():

@@ -75,7 +75,7 @@ def prune_heads(network: AttentionNet) -> AttentionNet:
         A new network in the same mode; nothing is shared.
 
     Raises:
-        ArgumentError: The network has content or other encodings, or as in `degenerate_heads`.
+        ArgumentError: The network is another, has content or other encodings, or as in `degenerate_heads`.
         UnsupportedModelError: A block has another mixer.
 
     Example:
@@ -118,6 +118,8 @@ def _eigenvalues(encoding: Encoding) -> Float[Tensor, "heads dims"]:
 
 def _layers(network: AttentionNet) -> list[RelativeAttention2d]:
     """Returns each block's attention layer; raises if the network has content, or a block another layer."""
+    if not isinstance(network, AttentionNet):
+        raise ArgumentError(must_be("network", "an AttentionNet", type(network).__name__))
     if network.content:
         raise ArgumentError(
             "network must be without content: a head flat in position may still attend by content"

@@ -73,7 +73,7 @@ class ImageClassifier(nn.Module):
                 if isinstance(module, RelativeAttention):
                     module.impl = "reference"  # the other paths look at the weights
                 module.register_forward_hook(partial(_count_attention, counts))
-            elif module not in inside and weight is not None and weight.ndim > 1:
+            elif module not in inside and isinstance(weight, Tensor) and weight.ndim > 1:
                 module.register_forward_hook(partial(_count_linear, counts))
         channels = self.arguments["in_channels"]
         network(torch.empty(1, channels, image_size, image_size, device="meta"))
@@ -88,7 +88,8 @@ def _count_attention(
     counts: Counter[str], layer: Any, inputs: tuple[Tensor], output: Tensor
 ) -> None:
     queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
-    values = sum(weight.numel() for weight in layer.values.parameters())
+    value, narrow, _ = layer.values.factors()
+    values = value.numel() + (0 if narrow is None else narrow.numel())
     counts["linear"] += 2 * queries * values
     encoding, content = getattr(layer, "encoding", None), getattr(layer, "content", None)
     if getattr(encoding, "fixed_displacements", None) is None:
