@@ -154,6 +154,9 @@ def test_tensors_make_a_data_set(without_type_checks):
     for pixels, classes, message in wrong:
         with pytest.raises(ArgumentError, match=message):
             dataset_from_tensors(pixels, classes)
+    for name in ("digits", "cifar10 (mine)"):
+        with pytest.raises(ArgumentError, match=r"name must be a name of your own, .* but is"):
+            dataset_from_tensors(images, labels, name=name)
     images[:, 1] = 0.7
     with pytest.raises(
         DataError, match=r"training images must vary .* of channel 1, from 0, are the"

@@ -11,7 +11,7 @@ from torch import Tensor
 from convattn.errors import ArgumentError, DataError, must_be
 from convattn.files import AnyPath, as_path
 from convattn.grid import whole_number
-from convattn.networks.datasets import ImageDataset, ImageSplit
+from convattn.networks.datasets import IMAGE_SIZES, ImageDataset, ImageSplit
 from convattn.networks.pictures import picture_files, read_picture, to_square
 from convattn.provenance import DataRecord
 
@@ -102,13 +102,13 @@ def dataset_from_tensors(
         test: Images and labels to measure on. Without them one in five images of each class is held out, at least one:
             the first of ``torch.randperm`` in the class, with the seed 0.
         classes: Name of each class; by default its number.
-        name: Name of the data set, for its record.
+        name: Name of the data set, for its record; not one that the library knows ("cifar10", "digits").
 
     Returns:
         The data set, on the CPU.
 
     Raises:
-        ArgumentError: The images or labels are of another form or range, or there are none.
+        ArgumentError: The images or labels are of another form or range, or there are none; or the name is a known one.
         DataError: There is not a label from 0 on for each image, a class has one image, or all pixels of a channel are
             the same.
 
@@ -118,6 +118,8 @@ def dataset_from_tensors(
         >>> data.record.counts, data.num_classes
         ({'train': 16, 'test': 4}, 2)
     """
+    if name.partition(" (")[0] in IMAGE_SIZES:
+        raise ArgumentError(must_be("name", "a name of your own, of no known data set", name))
     train, how = _as_split("images", images, labels), "as given"
     if test is None:
         train, held = _split_by_class(train)

@@ -14,12 +14,12 @@ from convattn.lab.own_images import FOLDER_SIZE
 from convattn.lab.recipe import flatten
 from convattn.models import AttentionNet
 from convattn.networks import load_network
+from convattn.networks.datasets import IMAGE_SIZES
 from convattn.provenance import RunRecord
 
 _DEPTH = 2
 _RECORD, _METRICS = "record.json", "metrics.jsonl"
 _SIGNS = (_RECORD, "recipe.toml", _METRICS)
-_IMAGE_SIZES = {"cifar10": 32, "digits": 8}
 _OF_ONE_RUN = ("seed", "claim", "data.folder", "start.folder")
 """What runs of one recipe may differ in."""
 
@@ -36,7 +36,7 @@ class Run:
         """Rows and columns of the images, in pixels; None for images that this version does not know."""
         if self.record.data.name.startswith("folder "):
             return self.record.recipe["data"].get("size", FOLDER_SIZE)
-        return _IMAGE_SIZES.get(self.record.data.name.partition(" (")[0])
+        return IMAGE_SIZES.get(self.record.data.name.partition(" (")[0])
 
     @property
     def changes(self) -> tuple[str, ...]:

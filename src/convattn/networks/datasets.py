@@ -188,6 +188,9 @@ def load_digits() -> ImageDataset:
     return ImageDataset(train, test, 10, (float(scaled.mean()),), (float(scaled.std()),), record)
 
 
+IMAGE_SIZES = {"cifar10": 32, "digits": 8}
+"""Rows and columns of the images of the data sets that the library knows by name."""
+
 IMAGES, DESCRIPTION = "cifar10-samples.png", "cifar10-samples.json"
 """Files of the package: the images below one another, and their labels, rows and credit."""
 
