@@ -186,7 +186,6 @@ def test_what_is_missing_is_trained_with_the_data_and_the_start_that_are_named(
     whole = copy_run(runs, "sa-quadratic-generalized-0", folder)
     stopped = copy_run(runs, "sa-learned-0", folder)
     (stopped / "record.json").unlink()
-    stopped.rename(folder / "sa-learned-paper-0")
     begun = {}
 
     def train(recipe, *, output, resume, tell):
@@ -197,8 +196,8 @@ def test_what_is_missing_is_trained_with_the_data_and_the_start_that_are_named(
     result = reproduce(["fig5", "fig13"], folder, tmp_path / "out", data=tmp_path, tell=said.append)
     pruned, place = "sa-quadratic-generalized-pruned", str(tmp_path)
     assert begun == {
-        "sa-learned": (f"{folder}/sa-learned-paper-0", True, place, None),
-        pruned: (f"{folder}/{pruned}-paper-0", False, place, str(whole)),
+        "sa-learned": (f"{folder}/sa-learned-0", True, place, None),
+        pruned: (f"{folder}/{pruned}-0", False, place, str(whole)),
     }
     assert said[:3] == [
         "sa-learned: could not be measured",
@@ -206,7 +205,7 @@ def test_what_is_missing_is_trained_with_the_data_and_the_start_that_are_named(
         "all 2 runs: 0 s",
     ]
     assert said[3:] == [f"training {output}" for output, *_ in begun.values()]
-    assert result.unfinished == (f"{folder}/sa-learned-paper-0",)
+    assert result.unfinished == (f"{folder}/sa-learned-0",)
 
 
 def test_damaged_runs_stop_only_what_needs_them(runs, tmp_path):
@@ -278,6 +277,15 @@ def test_images_that_cannot_be_had_are_said(runs, tmp_path):
     empty.mkdir()
     result = reproduce(["fig6"], tmp_path / "runs", tmp_path / "second", data=empty)
     assert f"{empty} has no file train-00000-of-00001.parquet" in str(result.targets[0].problem)
+
+
+def test_a_folder_is_not_for_runs_on_digits(runs, tmp_path):
+    run = copy_run(runs, "sa-learned-content-0", tmp_path / "runs")
+    result = reproduce(["fig6"], tmp_path / "runs", tmp_path / "out", data=tmp_path)
+    assert result.complete
+    assert (
+        f"{run} was trained on digits: its images are not of {tmp_path}" in result.targets[0].notes
+    )
 
 
 def test_images_of_another_copy_are_said(runs, tmp_path):

@@ -50,7 +50,7 @@ def test_damaged_checkpoint_is_said_and_the_one_before_is_used(whole, monkeypatc
     damage(newest(tmp_path / "run"))
     with pytest.warns(
         CheckpointWarning,
-        match=rf"checkpoint step-00000007 is damaged.*{reason}.*the one before it is used",
+        match=rf"checkpoint step-00000007 is damaged.*{reason}.*; step-00000006 is used",
     ):
         resume(tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(whole)
@@ -61,10 +61,7 @@ def test_no_checkpoint_left_is_an_error_and_nothing_starts_anew(monkeypatch, tmp
     for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
         truncate(checkpoint)
     before = sorted(file.name for file in (tmp_path / "run").rglob("*"))
-    with (
-        pytest.warns(CheckpointWarning),
-        pytest.raises(CheckpointError, match=r"no checkpoint to resume from.*damaged"),
-    ):
+    with pytest.raises(CheckpointError, match=r"no checkpoint to resume from.*damaged.*damaged"):
         resume(tmp_path / "run")
     assert sorted(file.name for file in (tmp_path / "run").rglob("*")) == before
 

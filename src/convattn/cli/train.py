@@ -76,11 +76,11 @@ def train(  # noqa: PLR0913 - the options of the command
     from convattn.lab.run_folder import RunFolder
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
-    name = f"{resolved.name}-{resolved.scale}-{resolved.seed}".replace("-paper-", "-")
-    folder = output or Path("runs") / name
+    folder = output or Path("runs") / resolved.run_name
     if output is None and not resume:
         folder = first_free(folder)
     tell = None if sys.stderr.isatty() else say  # a terminal has the progress bar
+    finished = resume and (folder / "record.json").is_file()
     try:
         with one_thread(resolved.is_small):
             if not resume:
@@ -103,5 +103,6 @@ def train(  # noqa: PLR0913 - the options of the command
         ) from None
     # torchrun and accelerate name the first of several processes so
     if os.environ.get("RANK", "0") == "0":
-        print_record(record, f"{record.summary()}\nwrote {folder}", json=json)
+        done = "was finished:" if finished else "wrote"
+        print_record(record, f"{record.summary()}\n{done} {folder}", json=json)
     return 0

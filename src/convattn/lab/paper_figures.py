@@ -61,15 +61,20 @@ class Material:
         return network
 
     def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
-        """Loads the data set of a recipe's first run; a note says if its files are not those that the run has seen."""
+        """Loads the data set of a recipe's first run; notes say if it is not the folder's, or not what the run saw."""
         run = self.run_of(recipe)
         key = str(run.record.recipe["data"])
         if key not in self._loaded:
             self._loaded[key] = load_data_of(run.record, self.folder)
         data, seen = self._loaded[key], run.record.data
-        if data.record.hashes == seen.hashes:
-            return data, []
-        return data, [f"the images are of {data.name}, but {run.folder} was trained on {seen.name}"]
+        notes = []
+        if self.folder is not None and run.record.recipe["data"]["name"] == "digits":
+            notes.append(f"{run.folder} was trained on digits: its images are not of {self.folder}")
+        if data.record.hashes != seen.hashes:
+            notes.append(
+                f"the images are of {data.name}, but {run.folder} was trained on {seen.name}"
+            )
+        return data, notes
 
 
 def figure_name(target: str) -> str:

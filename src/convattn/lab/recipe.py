@@ -303,6 +303,12 @@ class Recipe(Section):
         """Whether steps take only microseconds, as for 8 x 8 digits, so that more threads would not help."""
         return self.data.name == "digits"
 
+    @property
+    def run_name(self) -> str:
+        """Name of the folder of a run: recipe, scale if it is not paper, and seed."""
+        scale = () if self.scale == "paper" else (self.scale,)
+        return "-".join([self.name, *scale, str(self.seed)])
+
 
 _Changes = dict[str, dict[str, dict[str, Any]]]
 """Changes by scale, section and key."""

@@ -241,8 +241,9 @@ def _train_missing(
             changes = data_changes(data)
         if name in _STARTS_FROM:
             changes["start.folder"] = str(folders[_STARTS_FROM[name]])
-        folders[name] = runs / f"{name}-{scale}-0"
-        recipes[folders[name]] = load_recipe(name, scale=scale, overrides=changes)
+        recipe = load_recipe(name, scale=scale, overrides=changes)
+        folders[name] = runs / recipe.run_name
+        recipes[folders[name]] = recipe
     announce(list(recipes.values()), tell, yes=yes)
     for place, recipe in recipes.items():
         tell(f"training {place}")

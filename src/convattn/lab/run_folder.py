@@ -72,10 +72,9 @@ class Checkpoints:
                 processes = _processes_of_intact(place)
             except CheckpointError as error:
                 damaged.append(str(error))
-                warnings.warn(
-                    f"{error}; the one before it is used", CheckpointWarning, stacklevel=2
-                )
                 continue
+            for reason in damaged:
+                warnings.warn(f"{reason}; {place.name} is used", CheckpointWarning, stacklevel=2)
             _load_state(trainer.accelerator, place, processes)
             return
         listed = f": {'; '.join(damaged)}" if damaged else ""

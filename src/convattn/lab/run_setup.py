@@ -107,9 +107,14 @@ def data_changes(folder: AnyPath) -> dict[str, str]:
 
 
 def load_data_of(record: RunRecord, folder: AnyPath | None = None) -> ImageDataset:
-    """Loads the images that a run was trained and tested on, on the CPU; a folder replaces the one that it names."""
+    """Loads the images that a run was trained and tested on, on the CPU.
+
+    A folder replaces the one that it names; a run on digits names none, and needs none.
+    """
     recipe = read(DataRecipe, record.recipe["data"])
-    return load_data(recipe if folder is None else replace(recipe, folder=str(folder)))
+    if folder is not None and recipe.name != "digits":
+        recipe = replace(recipe, folder=str(folder))
+    return load_data(recipe)
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:
