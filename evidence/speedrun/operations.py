@@ -1,6 +1,7 @@
 """What a training run of the speed run computes."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from convattn.encodings import Shift
@@ -15,12 +16,19 @@ _PASSES = 3
 
 def petaflops(recipe: Mapping[str, Any], *, every_pair: bool = False) -> float:
     """Counts the operations of a training run in 10¹⁵, with means along one axis after the other or over every pair."""
-    network = network_of(recipe)
-    count = network.flops(SIDE)
-    forward = count.total
-    if not every_pair:
-        forward += means_along_axes(network) - count.mixing
+    model = recipe["model"]
+    forward = _of_an_image(
+        model["mixing"], tuple(model["widths"]), model.get("patch", 2), every_pair
+    )
     return _PASSES * forward * TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
+
+
+@cache
+def _of_an_image(mixing: str, widths: tuple[int, ...], patch: int, every_pair: bool) -> int:
+    """Counts the operations of a forward pass on an image."""
+    network = SpeedNet(mixing, widths=widths, patch=patch)
+    count = network.flops(SIDE)
+    return count.total if every_pair else count.total - count.mixing + means_along_axes(network)
 
 
 def at_equal_operations(study: Study, one: str, other: str) -> tuple[int, list[float]]:

@@ -5,6 +5,7 @@ python -m evidence.trained_heads.page    # draws docs/results/trained-cause.png
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -44,8 +45,9 @@ Record = Mapping[str, Any]
 """What is known of a network."""
 
 
+@cache
 def read_record(name: str) -> Record | None:
-    """Reads the record of a network; None if it was not run."""
+    """Reads the record of a network, once: it is finished; None if it was not run."""
     file = Path(__file__).parent / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
