@@ -50,6 +50,32 @@ def test_maps_of_images_are_cut_to_what_heads_look_at(image):
     assert [np.array_equal(weights, expected) for weights in figures.head_maps(layer)] == [True] * 3
 
 
+def test_the_query_is_in_the_middle_of_maps_that_are_one_sided(sequence):
+    """As a causal layer's are: there is no displacement after the query."""
+    (layer,) = with_kernels(sequence, (0.0,)).layers
+    before = [place for place, step in enumerate(layer.displacements) if step[0] <= 0]
+    heads = tuple(
+        replace(head, kernel=tuple(head.kernel[place] for place in before)) for head in layer.heads
+    )
+    causal = replace(
+        layer,
+        displacements=tuple(layer.displacements[place] for place in before),
+        measured=replace(layer.measured, heads=heads),
+    )
+    expected = np.array([[0.0, 0.0, 1.0, np.nan, np.nan]])
+    for weights in figures.head_maps(causal):
+        assert np.array_equal(weights, expected, equal_nan=True)
+
+
+def test_a_map_without_any_displacement_is_one_unknown_cell(image):
+    (layer,) = image.layers
+    heads = tuple(replace(head, kernel=()) for head in layer.heads)
+    empty = replace(layer, displacements=(), measured=replace(layer.measured, heads=heads))
+    assert [weights.shape for weights in figures.head_maps(empty)] == [(1, 1)] * 3
+    assert all(np.isnan(weights).all() for weights in figures.head_maps(empty))
+    assert len(figures.head_pictures(empty)) == 3
+
+
 def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence):
     for report, step, size, place in (
         (image, (0.0, 3.0), (7, 7), (6, 3)),

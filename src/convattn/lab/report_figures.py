@@ -122,7 +122,7 @@ def _draw_heads(
 def _scale(maps: Float[np.ndarray, "heads rows cols"]) -> Any:
     """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
     matplotlib = optional_module("matplotlib.colors", "matplotlib", "analyze")
-    most = max(float(np.nanmax(maps)), 1e-12)
+    most = float(np.max(maps, where=np.isfinite(maps), initial=1e-12))
     return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=most)
 
 
@@ -133,22 +133,23 @@ _REACH = 5
 def head_maps(layer: LayerReport) -> Float[np.ndarray, "heads rows cols"]:
     """Returns the mean weight of each head at whole displacements near the query, which is in the middle.
 
-    Displacements between go to the nearest. The maps are the smallest square that holds most of what the heads attend
-    to. Sequences lie along a row.
+    Displacements between go to the nearest; where there is none, as after the query of a causal layer, it is NaN. The
+    maps are the smallest square that holds most of what the heads attend to. Sequences lie along a row.
     """
     kernels = np.array([head.kernel for head in layer.heads])
     weights = np.abs(kernels).sum(axis=0)
-    sizes = np.abs(layer.displacements).max(axis=1)
+    displacements = np.reshape(layer.displacements, (-1, len(layer.grid)))
+    sizes = np.abs(displacements).max(axis=1, initial=0)
     near = sizes <= _REACH
     for reach in range(2, _REACH):
         if weights[sizes <= reach].sum() >= 0.95 * weights.sum():
             near = sizes <= reach
             break
-    steps = np.array([(0.0, *step)[-2:] for step in layer.displacements])
+    steps = np.array([(0.0, *step)[-2:] for step in displacements]).reshape(-1, 2)
     places = steps[near].round().astype(int)
-    places -= places.min(axis=0)
-    rows, cols = places.T
-    count = np.zeros(places.max(axis=0) + 1)
+    middle = np.abs(places).max(axis=0, initial=0)
+    rows, cols = (places + middle).T
+    count = np.zeros(2 * middle + 1)
     np.add.at(count, (rows, cols), 1)
     total = np.zeros((len(kernels), *count.shape))
     np.add.at(np.moveaxis(total, 0, -1), (rows, cols), kernels[:, near].T)
