@@ -21,7 +21,7 @@ from convattn.errors import (
     UnsupportedModelError,
 )
 from convattn.heads import attention_maps, mean_maps
-from convattn.heads.analysis import analyze
+from convattn.heads.analysis import Images, analyze
 from convattn.heads.catalogue import register_attention
 from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled
 from convattn.heads.head_report import Estimate, HeadReport
@@ -170,6 +170,43 @@ def test_what_one_image_does_not_tell_is_nan(make):
 
 def test_controls_are_measured_on_a_tenth_of_the_images():
     assert [control_count(count) for count in (1, 9, 10, 50, 100, 1000)] == [1, 9, 10, 10, 10, 100]
+
+
+def test_the_tenth_is_drawn(monkeypatch):
+    """In a folder that is sorted by class the first images are of one class."""
+    batch = Images.batch
+    taken = []
+
+    def noted(images, numbers, grid=None):
+        if grid is not None:
+            taken.extend(numbers)
+        return batch(images, numbers, grid)
+
+    monkeypatch.setattr(Images, "batch", noted)
+    analyze(gated(0.3), noise(30, 6, 5, 6), controls=["shuffled images"], progress=False)
+    assert len(set(taken)) == len(taken) == 10
+    assert sorted(taken) != [*range(10)]
+
+
+def test_shares_of_controls_are_of_the_same_displacements():
+    torch.manual_seed(0)
+    layer = RelativeAttention2d(6, 6, num_heads=3, encoding="quadratic")
+    (report,) = analyze(layer, noise(4, 6, 5, 6), radius=1, progress=False).layers
+    measured = [head.kernel_share.value for head in report.heads]
+    assert 0.1 < min(measured) < 0.99
+    shuffled = report.controls["shuffled images"]
+    assert [head.kernel_share.value for head in shuffled.heads] == pytest.approx(measured)
+    assert {head.kernel for head in shuffled.heads} == {()}
+
+
+def test_images_are_given_to_a_network_in_its_dtype():
+    network, images = gated(0.5).double(), noise(4, 6, 5, 6)
+    reports = [
+        analyze(network, given, controls=(), progress=False) for given in (images, images.double())
+    ]
+    assert reports[0].layers == reports[1].layers
+    maps = [mean_maps(network, given)[""] for given in (images, images.double())]
+    assert torch.equal(*maps)
 
 
 def test_layers_without_positions_are_passed_over_unless_they_are_named():
@@ -395,6 +432,10 @@ def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):
         UnsupportedModelError, match=r"^there is not enough memory for the attention of Relative"
     ):
         analyze(network, noise(2, 6, 5, 6))
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3)
+    monkeypatch.setattr("convattn.heads.products.weights_of", lambda *_: torch.empty(2**50))
+    with pytest.raises(UnsupportedModelError, match=r"^there is not enough memory .* of Vision"):
+        analyze(vit, noise(2, 3, 32, 32))
 
 
 def test_off_a_terminal_progress_is_a_line_at_times(monkeypatch, capsys):

@@ -117,6 +117,8 @@ def analyze(
         notes += [f"{layer.name}: {layer.refused}" for layer in survey(model) if layer.refused]
     counts = {MEASURED: inputs.count}
     counts |= {name: control_count(inputs.count) for name in CONTROLS if name in controls}
+    generator = torch.Generator().manual_seed(SEED)
+    order = torch.randperm(inputs.count, generator=generator).tolist()
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
@@ -138,7 +140,7 @@ def analyze(
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
             runs[name] = Run(count, layers, kernel_size)
-            batch_of = partial(inputs.batch, grid=grid)
+            batch_of = partial(_batch_of, inputs, order, grid)
             runs[name].measure(network, batch_of, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     return HeadReport(
@@ -242,6 +244,23 @@ class Images:
         return batches
 
 
+def _batch_of(
+    images: Images, order: Sequence[int], grid: tuple[int, ...] | None, places: Iterable[int]
+) -> dict[str, Tensor]:
+    """Returns the images at some places of an order, shuffled if a grid is given."""
+    return images.batch([order[place] for place in places], grid)
+
+
+def as_input(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Moves a batch to the device of a model's weights, and floating-point numbers to their dtype."""
+    moved = {}
+    for name, part in batch.items():
+        weights = next(model.parameters(), part)
+        is_cast = part.is_floating_point() and weights.is_floating_point()
+        moved[name] = part.to(weights.device, weights.dtype if is_cast else part.dtype)
+    return moved
+
+
 _SECONDS = 10.0
 """Time between two lines of progress."""
 
@@ -293,20 +312,16 @@ class Run:
         advance: Callable[[int], None],
         like: "Run",
     ) -> None:
-        """Measures the images, in a random order.
+        """Measures the first images of an order.
 
-        `batch_of` returns some by their numbers, and `advance` is called with the size of each batch. The memory of an
-        image in the run `like`, which may be this one, is known from its first batch on. If masks of a layer turn out
-        to differ between batches, sums start anew.
+        `batch_of` returns some by their places in it, and `advance` is called with the size of each batch. The memory
+        of an image in the run `like`, which may be this one, is known from its first batch on. If masks of a layer turn
+        out to differ between batches, sums start anew.
         """
-        generator = torch.Generator().manual_seed(SEED)
-        order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
         watcher = Watcher(model, self._names, prove=like is self)
         for start, stop in self._batches((fitted, self.count), like):
-            batch = batch_of(order[start:stop])
-            for name, part in batch.items():
-                batch[name] = part.to(next(model.parameters(), part).device)
+            batch = as_input(batch_of(range(start, stop)), model)
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)
             self._add(watcher, batch, members, held_out=start >= fitted)
@@ -396,7 +411,7 @@ def _layer_report(
     beside = {}
     for control, run in controls.items():
         if name in run.layers:
-            beside[control] = layer_statistics(run.layers[name], None)
+            beside[control] = layer_statistics(run.layers[name], radius, with_kernels=False)
     return LayerReport(
         name=name,
         kind=layer.kind,

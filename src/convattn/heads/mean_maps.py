@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.heads.analysis import ONLY, Images
+from convattn.heads.analysis import ONLY, Images, as_input
 from convattn.heads.head_report import call_name
 from convattn.heads.head_sums import has_positions
 from convattn.heads.layout import AttentionCall
@@ -99,6 +99,7 @@ def mean_maps(
         sums[name] = sums.get(name, 0) + call.weights.sum(0, dtype=torch.float64).cpu()
 
     for start in range(0, inputs.count, _AT_ONCE):
-        batch = inputs.batch(range(start, min(start + _AT_ONCE, inputs.count)))
+        numbers = range(start, min(start + _AT_ONCE, inputs.count))
+        batch = as_input(inputs.batch(numbers), model)
         watch(model, batch.get(ONLY, batch), partial(add, Counter()), layers=layers)
     return {name: (total / inputs.count).float() for name, total in sums.items()}

@@ -93,7 +93,9 @@ class LayerMeasure:
         self.masked |= mask is not None and self.pairs.layout.allowed is None
 
 
-def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics:
+def layer_statistics(
+    layer: LayerMeasure, radius: int, *, with_kernels: bool = True
+) -> LayerStatistics:
     """Computes the statistics of a layer in one run from its sums over images (docs/explanation/theory.md §7).
 
     The jackknife leaves out one group of images after another: σ² = (g − 1)/g Σ_j (θ_j − θ̄)², θ_j the statistic without
@@ -101,7 +103,8 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
 
     Args:
         layer: The layer, measured.
-        radius: Largest displacement of the kernels along each axis; None leaves kernels out.
+        radius: Largest displacement of the kernels along each axis.
+        with_kernels: Whether to keep the kernels.
 
     Returns:
         The statistics.
@@ -115,8 +118,8 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     hardest = torch.stack([_hardest(sample, pairs) for sample in totals])
     hard = hardest[0]
     hard_shifts = pairs.displacements[hardest]
-    inside = pairs.within(radius or 0)
-    shown = inside[:0] if radius is None else inside
+    inside = pairs.within(radius)
+    shown = inside if with_kernels else inside[:0]
     distance, effective_positions = pairs.everywhere_alike
     steps = pairs.displacements
     axes = steps.shape[1]

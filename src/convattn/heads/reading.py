@@ -245,8 +245,12 @@ class Watcher:
                 return
             if call.module in self._layers:
                 # Now, because the module may change its tensors in place afterwards.
-                with without_modes(self._devices):
-                    weights = product.weights()
+                try:
+                    with without_modes(self._devices):
+                        weights = product.weights()
+                except Exception as error:
+                    self._raised = error  # which is no mistake of the images
+                    raise
                 first = max(1, product.shape[0] // max(1, self._images))
                 proof = product.proof(weights, first) if self._prove else Proof()
                 self._products[call].append((product, weights, proof))
