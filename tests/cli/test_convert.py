@@ -291,6 +291,7 @@ MISTAKES = {
     "convert hf:owner/model": "hf:owner/model is converted in Python: only load_network",
     f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: .* left out by exclude",
     "convert layer --limit 3": "--limit is for a network, and layer holds a single layer",
+    "convert layer --mean 0.5 --std 0.5": "--mean is for a network, and layer holds a single layer",
     "convert layer --tolerance 1": "--tolerance must be a share in .0, 1., but is 1.0",
     f"{DRAWN} --shape 3,x": r"--shape: \[1\] must be an integer of at least 1, but is 'x'",
     f"{DRAWN} --mean a --std 1": r"--mean: \[0\] must be a number, but is 'a'",

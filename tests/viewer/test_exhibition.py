@@ -62,6 +62,14 @@ def test_weights_are_for_the_networks_that_take_them(place, built_first):
     assert [exhibit.note for exhibit in exhibits] == (notes if built_first else notes[::-1])
 
 
+def test_colours_are_for_networks_whose_own_are_unknown(place):
+    half = (0.5, 0.5, 0.5)
+    options = NetworkOptions(random_weights=True, mean=half, std=half)
+    beside = ["timm:vit_tiny_patch16_224"]
+    assert options.load(saved("one"), beside=beside).colours == (half, half)
+    assert options.load(SMALL, beside=beside).colours is None
+
+
 def test_weights_that_no_network_takes_are_refused(place):
     with pytest.raises(ArgumentError, match="--random-weights is for a network of another library"):
         shown(place, saved("saved"), weights=True, compare=[SMALL])
@@ -131,6 +139,14 @@ def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(place)
     )
     with pytest.raises(ArgumentError, match="kernel_size needs attention of this library"):
         shown(place, "convolutions", limit=1, compare=["converted"], kernel_size=7)
+
+
+def test_the_untrained_copy_computes_as_the_network_does(place):
+    network = load_network(saved("one")).double()
+    save_network(network, "double")
+    first, copy = shown(place, "double", compare=["untrained"]).exhibits
+    assert first.images.dtype == torch.float64
+    assert copy.network(first.images).dtype == torch.float64
 
 
 def test_the_untrained_copy_is_the_same_each_time_and_small(place):

@@ -96,7 +96,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     holds_layer = _holds_layer(source)
     if holds_layer:
         of_network = {"--include": include, "--exclude": exclude, "--content": content}
-        of_network |= network.by_name()
+        of_network |= network.by_name() | {"--mean": network.mean, "--std": network.std}
         of_network |= {"--images": images.path, "--limit": images.limit, "--shape": images.shape}
         require_absent(of_network, f"is for a network, and {source} holds a single layer")
     else:

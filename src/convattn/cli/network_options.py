@@ -80,6 +80,7 @@ class NetworkOptions:
         Options of weights are for networks that are built: a saved one refuses them, unless one `beside` it is built.
         """
         from convattn.encodings.registry import import_modules
+        from convattn.networks.images import normalisation
         from convattn.networks.loading import load_with_source
 
         options, saved = self, _is_saved(source)
@@ -91,6 +92,8 @@ class NetworkOptions:
             reason = f"is for a network of another library; {source} has its own"
             require_absent(options.by_name(), reason)
             loaded = load_with_source(source, verify=not self.no_verify)
+            if options is not self and normalisation(loaded) is None:
+                colours = self._colours()
         else:
             loaded = self._build(source)
         return loaded._replace(network=self._move(loaded.network), colours=colours)

@@ -216,6 +216,7 @@ def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
     with torch.no_grad():
         for parameter in drawn.eval().parameters():
             parameter.copy_(parameter.half())
+    drawn.to(first.images)  # device, and dtype
     return replace(
         first,
         network=drawn,
