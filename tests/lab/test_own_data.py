@@ -68,6 +68,9 @@ def place(tmp_path, monkeypatch):
 def test_one_folder_is_split_by_class_and_recorded(place):
     draw(place / "pets", 11)
     (place / "pets/.hidden").mkdir()
+    (place / "pets/cat/.checkpoints").mkdir()
+    for hidden in ("._1.jpg", ".checkpoints/1.jpg"):
+        (place / "pets/cat" / hidden).write_bytes(b"no picture")
     data = load_folder(place / "pets", size=7)
     assert data.image_shape == (3, 7, 7)
     assert (data.num_classes, data.classes) == (3, CLASSES)
@@ -94,6 +97,10 @@ def test_folders_to_train_and_to_test_are_kept_apart_and_grey_stays_grey(place):
         assert data.test.labels.tolist() == [1, 1, 2, 2]
         assert data.record.split == "as given"
         (place / name).rename(place / f"{name} done")
+    (place / "val done").rename(place / "val")
+    (place / "test").mkdir()
+    Image.new("L", (5, 5), 7).save(place / "test/1.png")
+    assert load_folder(place).record.counts == {"train": 9, "test": 4}
     Image.new("RGB", (5, 5), (1, 2, 3)).save(place / "train/cat/colour.png")
     assert load_folder(place / "train").image_shape == (3, 32, 32)
 

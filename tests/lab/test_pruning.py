@@ -139,7 +139,15 @@ def test_pruned_network_keeps_mode_dtype_and_frozen_parameters():
     assert all(p.grad is not None for p in pruned.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("options", [{}, {"centres": "grid", "heads": 9}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"centres": "grid", "heads": 9},
+        {"encoding_options": {"centres": [[0.0, 0.0], [0, 1], [1, 0], [1, 1], [0, 2]]}},
+    ],
+    ids=["drawn", "grid", "given"],
+)
 def test_pruned_network_is_saved_loaded_and_pruned_again(tmp_path, options):
     pruned = prune_heads(damaged(**options))
     save_network(pruned, tmp_path)

@@ -58,6 +58,15 @@ def test_death_by_a_signal_is_named(finish, tmp_path):
     assert output(tmp_path) == ["ended by SIGUSR1"]
 
 
+def test_runs_are_ended_where_processes_have_no_groups(start, monkeypatch):
+    """As on Windows."""
+    monkeypatch.setattr(run_process.sys, "platform", "win32")
+    monkeypatch.delattr(os, "killpg")
+    run = start("sleep 60")
+    stop_runs([run])
+    assert run.returncode == -signal.SIGKILL
+
+
 def test_runs_are_stopped_with_their_children_also_those_that_ignore_sigterm(
     start, tmp_path, monkeypatch
 ):

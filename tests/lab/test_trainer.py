@@ -12,7 +12,7 @@ from torch import nn
 from convattn import load_network, save_network
 from convattn.budget import assert_within_budget, references
 from convattn.data import normalise
-from convattn.errors import CheckpointError, MissingDependencyError
+from convattn.errors import CheckpointError, MissingDependencyError, UnknownNameError
 from convattn.lab import train, trainer
 from convattn.lab.augment import crop, mirror, views
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, ResNetRecipe
@@ -240,6 +240,13 @@ def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
         MissingDependencyError, match=r'needs wandb.* pip install "convattn\[track\]"'
     ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_trackers_are_named(tmp_path, without_type_checks):
+    for trackers, name in ((["wandbb"], "wandbb"), ("wandb", "w")):
+        with pytest.raises(UnknownNameError, match=f"unknown tracker '{name}'"):
+            train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=trackers)
     assert not (tmp_path / "run").exists()
 
 

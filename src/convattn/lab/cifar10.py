@@ -42,6 +42,7 @@ def load_cifar10(folder: AnyPath | None = None) -> ImageDataset:
     Raises:
         DataError: A file is missing or unreadable, has wrong columns, or holds a wrong image or label; or the Hub
             cannot be reached.
+        MissingDependencyError: pyarrow, pillow, or for the Hub huggingface-hub, is not installed.
 
     Example:
         >>> load_cifar10("no/such/folder")

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from convattn.errors import ArgumentError, DeviceError, must_be, optional_module
+from convattn.errors import ArgumentError, DeviceError, must_be, optional_module, require_name
 from convattn.files import AnyPath
 from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
@@ -75,15 +75,16 @@ def train(
             training image is left; or a size of the network does not fit the images.
         CheckpointError: The folder holds no run to resume, or one of another recipe or on other data, or is used by
             another process; a checkpoint or the results cannot be written; or the network to start from cannot be read.
+        ConversionError: The conversion that the recipe asks for fails.
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: A batch is larger than the data.
+        RecipeError: A batch is larger than the data, or the recipe names no folder of the network to start from.
         TrainingError: The loss is not finite.
-        UnknownNameError: There is no such encoding.
+        UnknownNameError: There is no such encoding or tracker.
 
     Warns:
-        CheckpointWarning: A checkpoint is damaged, and the one before it is used.
+        CheckpointWarning: A checkpoint is damaged, and an earlier one is used.
 
     Example:
         >>> from convattn.lab.recipe import load_recipe
@@ -131,6 +132,9 @@ def train(
             folder.release()
 
 
+_TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
 def _start_accelerator(
     precision: str, trackers: Sequence[Any], folder: AnyPath | None
 ) -> "Accelerator":
@@ -138,6 +142,7 @@ def _start_accelerator(
     from accelerate import Accelerator
 
     for tracker in trackers:
+        require_name("tracker", tracker, _TRACKERS)
         optional_module(tracker, tracker, "track")
     names = list(trackers) or None
     try:

@@ -27,6 +27,8 @@ _SEED = 0
 def load_folder(path: AnyPath, *, size: int = FOLDER_SIZE) -> ImageDataset:
     """Reads pictures in a folder for each class, or in folders "train" and "test" (or "val") with one for each class.
 
+    A folder "test" without a folder for each class, as of a competition, is left out.
+
     Pictures are cropped at the middle to a square, and resized by bicubic interpolation. If all are grey, images have
     one channel, else three. Classes are numbered in the order of their names. Without a folder to test, images are held
     out as in `dataset_from_tensors`.
@@ -55,7 +57,7 @@ def load_folder(path: AnyPath, *, size: int = FOLDER_SIZE) -> ImageDataset:
         raise ArgumentError(must_be("path", "a folder of pictures", str(path)))
     splits = [place]
     if _class_folders(place / "train"):
-        tests = [place / name for name in ("test", "val") if (place / name).is_dir()]
+        tests = [place / name for name in ("test", "val") if _class_folders(place / name)]
         splits = [place / "train", *tests[:1]]
     classes = [folder.name for folder in _class_folders(splits[0])]
     if len(classes) < 2:

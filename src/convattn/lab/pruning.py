@@ -87,7 +87,9 @@ def prune_heads(network: AttentionNet) -> AttentionNet:
     sound = [_sound_heads(layer.encoding) for layer in _layers(network)]
     counts = [len(heads) for heads in sound]
     pruned = copy.deepcopy(network)
-    pruned.arguments |= {"heads": counts, "centres": "normal"}
+    options = dict(network.arguments["encoding_options"] or {})
+    options.pop("centres", None)  # of all heads
+    pruned.arguments |= {"heads": counts, "centres": "normal", "encoding_options": options or None}
     pruned.heads = tuple(counts)
     for layer, heads in zip(_layers(pruned), sound, strict=True):
         layer.num_heads = layer.encoding.num_heads = len(heads)

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,11 +64,14 @@ def note_signal(log: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def stop_runs(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends runs with all of their processes: by SIGTERM, then by SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """Ends runs with all of their processes: by SIGTERM, then by SIGKILL; on Windows, at once, the process of each."""
+    for name in ("SIGTERM", "SIGKILL"):
         living = [process for process in processes if process.poll() is None]
         for process in living:
-            os.killpg(process.pid, number)
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                os.killpg(process.pid, getattr(signal, name))
         end = time.monotonic() + _GRACE
         while time.monotonic() < end and any(process.poll() is None for process in living):
             time.sleep(_POLL)

@@ -71,10 +71,9 @@ def study(  # noqa: PLR0913 - the options of the command
         The record, as in ``study.json``.
 
     Raises:
-        ArgumentError: There are no recipes or seeds, two runs would be the same, workers or threads are below 1, or it
-            will take more than an hour and is not confirmed.
-        CheckpointError: The folder holds something else, or another study is using it; or a run's folder holds a run of
-            another recipe.
+        ArgumentError: There are no recipes or seeds, two runs would be the same, workers or threads are below 1, the
+            folder holds something else, or it will take more than an hour and is not confirmed.
+        CheckpointError: Another study is using the folder, or a run's folder holds a run of another recipe.
         DataError: Runs saw different data.
         RecipeError: A recipe is wrong.
         UnknownNameError: There is no such recipe, or no such baseline.

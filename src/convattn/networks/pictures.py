@@ -20,9 +20,15 @@ PREPARATION = "pictures.json"
 
 
 def picture_files(place: Path) -> list[Path]:
-    """Returns a picture file itself, or those in a folder and in the folders below, by name; none raises DataError."""
-    paths = [path for path in (place, *place.rglob("*")) if path.suffix.lower() in ENDINGS]
-    files = sorted(path for path in paths if not path.is_dir())
+    """Returns a picture file itself, or those in a folder and in the folders below, by name.
+
+    Hidden files and folders are left out. No picture raises DataError.
+    """
+    files = [place] if place.suffix.lower() in ENDINGS and not place.is_dir() else []
+    for path in sorted(place.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(place).parts)
+        if path.suffix.lower() in ENDINGS and not path.is_dir() and not is_hidden:
+            files.append(path)
     if not files:
         raise DataError(f"{place} holds no images ({', '.join(sorted(ENDINGS))})")
     return files
