@@ -71,9 +71,9 @@ def analyze(
     Works for every network whose attention can be read: vision transformers of timm, transformers and torchvision,
     text and audio encoders, networks of this library. Weights are computed again from queries and keys, and proved to
     be those that the network used; nothing of the network changes. Images pass in a random order (seed 0) and in
-    batches; sums are kept, no maps. Each control is the same on a tenth of the images (at least ten): the network with
-    its weights drawn anew by the rules of its classes, and images with their patches shuffled. The report says if a
-    class has no rule for a parameter, and leaves this control out.
+    batches; sums are kept, no maps. Each control is the same on the first tenth of that order (at least ten): the
+    network with its weights drawn anew by the rules of its classes, and images with their patches shuffled. The report
+    says if a class has no rule for a parameter, and leaves this control out.
 
     Source: `docs/explanation/theory.md` §7.
 
