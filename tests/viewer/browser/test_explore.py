@@ -236,10 +236,26 @@ def test_it_fits_a_phone(opened, address):
     choose(page, 4, 7)
 
 
+def test_a_press_on_the_ring_moves_nothing_and_a_drag_moves_it_as_far(opened, address):
+    page = opened(f"{address}#view=explore")
+    handle = page.get_by_test_id("handle")
+    box, before = handle.bounding_box(), handle.get_attribute("aria-label")
+    x, y = box["x"] + box["width"] / 2 + 5, box["y"] + box["height"] / 2 + 5
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.up()
+    expect(handle).to_have_attribute("aria-label", before)
+    page.mouse.down()
+    page.mouse.move(x - 60, y)
+    page.mouse.up()
+    expect(handle).not_to_have_attribute("aria-label", before)
+    assert abs(handle.bounding_box()["x"] - (box["x"] - 60)) < 2
+
+
 def test_an_own_image_is_run(opened, address, own_picture):
     page = opened(f"{address}#view=explore")
     page.get_by_test_id("handle").press("ArrowRight")
-    expect(page.locator(".classes")).to_contain_text("With the heads as they are now")
+    expect(page.locator(".classes")).to_contain_text("Moved heads are where they are now")
     before = page.locator(".class-list").text_content()
     add_picture(page, own_picture)
     thumbs = page.locator("button.thumb")

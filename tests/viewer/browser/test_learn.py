@@ -28,8 +28,10 @@ def test_the_end_leads_to_the_network_and_an_appendix_is_beside_it(opened, addre
         expect(step(page, number).locator(".learn-count")).to_have_text(f"Appendix {letter}")
     page.get_by_role("button", name="Trained transformers").click()
     expect(step(page, END)).to_be_visible()
-    page.locator(".learn-moves").get_by_role("button", name="Explore").click()
-    expect(page.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
+    page.locator(".learn-moves").get_by_role("button", name="Explore").press("Enter")
+    tab = page.get_by_role("tab", name="Explore")
+    expect(tab).to_have_attribute("aria-selected", "true")
+    expect(tab).to_be_focused()
 
 
 def test_the_keyboard_is_enough(opened, address):

@@ -1,14 +1,16 @@
 """Explore as it opens: three questions, words of heads, two heads side by side, and effect beside cause."""
 
+import copy
 import re
 from dataclasses import replace
 
 import pytest
+import torch
 from playwright.sync_api import expect
 from tests.viewer.browser.axe import complaints
-from tests.viewer.browser.reading import choose
+from tests.viewer.browser.reading import choose, query_of
 
-from convattn.heads import analyze
+from convattn.heads import analyze, attention_maps
 from convattn.viewer import build_scene, write_page
 
 ALL = "All controls"
@@ -35,13 +37,34 @@ def test_explore_opens_simple_and_the_address_keeps_what_is_open(opened, explore
     expect(again.locator(".controls")).to_be_visible()
     again.goto(again.url.replace("controls=true", "values=scores"))
     expect(again.locator(".controls")).to_be_visible()
+    again.get_by_role("button", name="Fewer controls").click()
+    expect(again.locator(".controls")).to_be_hidden()
+    expect(again).not_to_have_url(re.compile("values"))
+
+
+def test_the_share_of_place_is_what_two_pictures_have_in_common(opened, tmp_path, exhibits):
+    """And not what a picture has in common with a mean that holds it: of two pictures that is at least half."""
+    vit = replace(exhibits[1], network=copy.deepcopy(exhibits[1].network))
+    with torch.no_grad():
+        for block in vit.network.blocks:
+            block.attn.qkv.weight.mul_(20)
+    page = opened(f"{write_page(build_scene(vit), tmp_path / 'page.html').as_uri()}#view=explore")
+    page.get_by_role("button", name="By place or by content?").click()
+    answer = page.get_by_test_id("answer")
+    expect(answer).to_contain_text("% of the map")
+    (maps, *_) = attention_maps(vit.network, vit.images).values()
+    own, other = maps[:, 0, *(place // 4 for place in query_of(page))]
+    share = 100 * float(torch.minimum(own, other).sum() / own.sum())
+    assert share < 45
+    said = float(re.search(r"([\d.]+) % of the map", answer.text_content())[1])
+    assert abs(said - share) < 4  # maps have 256 levels
 
 
 def test_a_question_sets_the_controls_and_is_answered(explore):
     page = explore("&network=1&compare=")
     answer = page.get_by_test_id("answer")
     page.get_by_role("button", name="By place or by content?").click()
-    expect(answer).to_contain_text("% of the map of this picture is in that mean")
+    expect(answer).to_contain_text("% of the map of this picture is in the mean of the others")
     expect(page).to_have_url(re.compile("average=true"))
     page.get_by_role("button", name="What changes if I move it?").click()
     expect(answer).to_contain_text("no centre")
@@ -73,6 +96,11 @@ def test_heads_are_sorted_by_their_word_and_filtered(explore):
     assert complaints(page) == []
     page.evaluate("location.hash = 'view=explore&order=nonsense'")
     expect(page.locator("button.map")).to_have_count(58)
+    page.evaluate(
+        "location.hash = 'view=explore&order=words&network=1'"
+    )  # all of one word: unknown
+    expect(page.locator(".layer-name b")).to_have_text(["1", "2"])
+    expect(heads).to_be_hidden()
 
 
 def test_two_heads_stand_side_by_side(opened, explore):
@@ -123,7 +151,7 @@ def test_numbers_of_before_a_move_are_marked(opened, tmp_path, exhibits):
     before = title.text_content()
     page.get_by_test_id("handle").press("ArrowDown")
     page.get_by_test_id("handle").press("ArrowDown")
-    expect(column).to_have_text("Over images, before it was moved")
+    expect(column).to_have_text("Over images, as measured")
     expect(title).not_to_have_text(before)
 
 

@@ -98,6 +98,49 @@ def test_maps_words_and_sharpness_are_those_of_the_epoch(opened, trained_page, n
     expect_map(page, *weights_of(layers[1], 0, query, epoch=2))
 
 
+def test_an_epoch_of_one_network_is_none_of_another(opened, network, tmp_path):
+    shots = [
+        HeadSnapshot(
+            epoch, epoch, layer, np.full((heads, 2), epoch / 2), np.tile(np.eye(2), (heads, 1, 1))
+        )
+        for epoch in range(MOMENTS)
+        for layer, heads in enumerate(HEADS)
+    ]
+    shown = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    images = torch.rand(1, 3, 16, 16)
+    exhibits = [
+        Exhibit(network, images, name="run", heads=shots, **shown),
+        Exhibit(copy.deepcopy(network), images, name="other", **shown),
+    ]
+    page = opened(f"{write_page(build_scene(exhibits), tmp_path / 'page.html').as_uri()}#epoch=3")
+    note = page.locator(".classes .caption")
+    expect(note).to_contain_text("at the last epoch")
+    page.get_by_role("combobox", name="Network").select_option(index=1)
+    expect(note).to_have_text("Computed in this page.")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "options", "said"),
+    [
+        ("quadratic", {}, "Maps and words are those of the epoch, too."),
+        ("generalized_quadratic", {}, "Maps stay at the last epoch"),
+        ("quadratic", {"content": True}, "Maps stay at the last epoch"),
+    ],
+    ids=["round", "elliptic", "content"],
+)
+def test_what_does_not_follow_the_epoch_is_said(opened, tmp_path, encoding, options, said):
+    network = AttentionNet(encoding, width=8, depth=1, heads=2, ffn=8, **options).eval()
+    shots = [
+        HeadSnapshot(epoch, epoch, 0, np.full((2, 2), epoch / 2), np.tile(np.eye(2), (2, 1, 1)))
+        for epoch in range(3)
+    ]
+    scene = build_scene(
+        Exhibit(network, torch.rand(1, 3, 16, 16), heads=shots, mean=(0.0,) * 3, std=(1.0,) * 3)
+    )
+    page = opened(f"{write_page(scene, tmp_path / 'page.html').as_uri()}#controls=true")
+    expect(page.locator(".timeline .caption")).to_contain_text(said)
+
+
 def test_classes_are_said_to_be_those_of_the_last_epoch(opened, trained_page):
     page = opened(f"{trained_page}#epoch=3")
     note = page.locator(".classes .caption")

@@ -31,6 +31,10 @@ test("a shift is said as one would", () => {
 test("a head is said in a sentence, with its unit and its prefix tokens", () => {
   const numbers = { ...NUMBERS, shift: /** @type {[number, number]} */ ([-1, 0]), spread: 0.4, entropy: 0 };
   assert.equal(headSentence(LAYER, 2, numbers), "Head 3 of layer 2 looks 1.0 pixels up, spread 0.4 pixels");
+  const far = { ...numbers, spread: 2 };
+  assert.equal(headSentence(LAYER, 2, far), "Head 3 of layer 2 looks on average 1.0 pixels up, spread 2.0 pixels");
+  const around = "Head 3 of layer 2 looks around the query, spread 2.0 pixels";
+  assert.equal(headSentence(LAYER, 2, { ...far, shift: [0, 0] }), around);
   const wide = {
     ...LAYER,
     keys: { ...LAYER.keys, step: /** @type {[number, number]} */ ([16, 16]) },

@@ -140,6 +140,7 @@ function createTabs(state, makers) {
     panels,
     open() {
       const { view } = state.get();
+      const isLost = panels.some((panel, at) => names[at] !== view && panel.contains(document.activeElement));
       for (const [at, name] of names.entries()) {
         const open = name === view;
         panels[at].hidden = !open;
@@ -147,6 +148,9 @@ function createTabs(state, makers) {
         buttons[at].tabIndex = open ? 0 : -1;
         if (open && !made.has(name)) made.set(name, makers[name](panels[at]));
       }
+      if (!isLost) return; // the focus is still in sight
+      buttons[names.indexOf(view)].focus();
+      scrollTo(0, 0);
     },
     repaint: () => made.forEach((view) => view.repaint()),
   };

@@ -16,6 +16,9 @@ const QUESTIONS = {
   move: "What changes if I move it?",
 };
 
+/** What is shown without all controls: nothing that only they could put back. @type {Partial<ViewState>} */
+const PLAIN = { values: "weights", part: "both", scale: "own" };
+
 /** Tells whether heads of a layer have a centre that can be moved. @param {Model} model @param {number} layer */
 const canMove = (model, layer) => model.quadratic(layer) !== null;
 
@@ -24,7 +27,10 @@ export function createAsks(model) {
   const { state } = model;
   const names = /** @type {ViewState["ask"][]} */ (Object.keys(QUESTIONS));
   const buttons = names.map((ask) => h("button", { class: "choice", onclick: () => answer(ask) }, QUESTIONS[ask]));
-  const more = h("button", { class: "all-controls", onclick: () => state.set({ controls: !state.get().controls }) });
+  const more = h("button", {
+    class: "all-controls",
+    onclick: () => state.set(state.get().controls ? { controls: false, epoch: null, ...PLAIN } : { controls: true }),
+  });
 
   /** @param {ViewState["ask"]} ask */
   function answer(ask) {
@@ -33,7 +39,7 @@ export function createAsks(model) {
     const { layer } = state.get();
     const movable = [layer, ...layers.keys()].find((number) => canMove(model, number)) ?? layer;
     const head = ask === "move" && movable !== layer ? { layer: movable, head: 0 } : {};
-    state.set({ ask, average, values: "weights", part: "both", scale: "own", ...head });
+    state.set({ ask, average, ...PLAIN, ...head });
   }
 
   return {
@@ -54,12 +60,12 @@ export function answerTo(model) {
   if (ask === "look") return "";
   if (ask === "place") {
     if (layer.attention.kind === "position")
-      return "By place: its scores are of displacements alone. Choose another picture, and the map stays.";
+      return "By place: its scores are of displacements alone. Choose another picture: the map stays.";
     if (!layer.normalised) return "No share says it: weights of this layer do not sum to one.";
-    const kept = whyNoAverage([layer]) ? NaN : shareKept(model);
-    if (Number.isNaN(kept)) return "One picture cannot tell: what stays on others is place.";
+    const kept = shareKept(model);
+    if (Number.isNaN(kept)) return "Too few maps to tell: what stays on others is place.";
     const shown = model.state.get().average ? "Shown is the mean over all pictures: what stays is place. " : "";
-    return `${shown}${percent(kept)} of the map of this picture is in that mean; the rest is content.`;
+    return `${shown}${percent(kept)} of the map of this picture is in the mean of the others; the rest is content.`;
   }
   if (!canMove(model, number)) {
     const source =
@@ -71,7 +77,7 @@ export function answerTo(model) {
   return `Drag the ring, or use arrow keys on it. It is nearest to the tap: ${directionWords([Math.round(down), Math.round(right)])}.`;
 }
 
-/** Returns the share of the map of the chosen image that the mean over all images has, too. @param {Model} model */
+/** Returns the share of the map of the chosen image that the mean over the others has, too. @param {Model} model */
 function shareKept({ scene, state }) {
   const { network: number, image, query, prefix, layer, head } = state.get();
   const asked = prefix === null ? query : { prefix };
@@ -79,11 +85,14 @@ function shareKept({ scene, state }) {
     const layers = rowsOf(scene, { network: number, image: which, query: asked, part: "both" }, layer);
     return layers.length ? partOf(layers[0].weights, head, layers[0].keyRows * layers[0].keyCols) : null;
   });
+  const { attention } = scene.networks[number].layers[layer];
+  const count = "images" in attention ? attention.images.length - 1 : 0; // but the mean
   if (!own || !mean) return NaN;
   let [shared, all] = [0, 0];
   own.forEach((weight, key) => {
     if (Number.isNaN(weight)) return;
-    shared += Math.min(weight, mean[key]);
+    const others = (count * mean[key] - weight) / (count - 1); // the mean is over this image as well
+    shared += Math.min(weight, Math.max(others, 0));
     all += weight;
   });
   return shared / all;

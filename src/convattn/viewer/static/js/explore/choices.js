@@ -35,6 +35,7 @@ export function withinScene(scene, state) {
   const { layers } = scene.networks[network];
   const layer = below(state.layer, layers.length);
   const image = scene.images[state.image] ? state.image : 0;
+  const part = whyNoPart(layers, state.part) ? "both" : state.part;
   const [rows, cols] = pictureShape(scene, image);
   return {
     ...state,
@@ -45,12 +46,13 @@ export function withinScene(scene, state) {
     query: [below(state.query[0], rows), below(state.query[1], cols)],
     moved: writeMoved(readMoved(state.moved).filter((head) => canBeMoved(scene, head))),
     compare: state.compare.filter((other) => other < scene.networks.length),
-    part: whyNoPart(layers, state.part) ? "both" : state.part,
+    part,
     average: state.average && !whyNoAverage(layers),
     prefix: state.prefix !== null && layers[layer].prefix[state.prefix] === undefined ? null : state.prefix,
     beside: state.beside[1] < (layers[state.beside[0]]?.heads ?? 0) ? state.beside : [],
     // what only they show or put back is not left without them
-    controls: state.controls || state.epoch !== null || state.values !== "weights" || state.scale !== "own",
+    controls:
+      state.controls || state.epoch !== null || state.values !== "weights" || state.scale !== "own" || part !== "both",
   };
 }
 
@@ -199,9 +201,7 @@ export function createColourBar(model, colours) {
       });
       const what = values === "weights" ? "Weight" : "Log weight below the largest";
       const whose =
-        scale === "own"
-          ? `, layer ${model.network().layers[layer].number} head ${head + 1} (each map has its own)`
-          : ", all maps";
+        scale === "own" ? `, layer ${model.layer().number} head ${head + 1} (each map has its own)` : ", all maps";
       say(title, what + whose);
     },
   };

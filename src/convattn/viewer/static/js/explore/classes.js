@@ -78,7 +78,7 @@ export function createClasses(model) {
         truth +
           (first === null
             ? `Computed in this page${model.isLastEpoch() ? "" : ", at the last epoch: of others it has no weights"}.`
-            : "With the heads as they are now; the small numbers are what moving them changed, in points."),
+            : "Moved heads are where they are now, all else as in the network; small numbers: what that changed, in points."),
       );
     },
   };

@@ -78,9 +78,9 @@ function createLargeMap(model) {
 
 /** Says what a head is, by its number and its word. @param {Model} model @param {number} number @param {number} head */
 function titleOf(model, number, head) {
-  const rows = model.shown(number)?.rows;
-  const word = headWord(model.network().layers[number], rows, head, model.isChanged(number, head));
-  return [`Layer ${model.network().layers[number].number}, head ${head + 1}`, word].filter(Boolean).join(": ");
+  const layer = model.network().layers[number];
+  const word = headWord(layer, model.shown(number)?.rows, head, model.isChanged(number, head));
+  return [`Layer ${layer.number}, head ${head + 1}`, word].filter(Boolean).join(": ");
 }
 
 /** Makes the place of a second head beside the chosen one. @param {Model} model */
@@ -147,6 +147,7 @@ export function createDetail(model, effects) {
   });
   const fade = () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`);
   fade();
+  let heard = ""; // what the map shows, for those who hear it
   const keep = h("button", { onclick: () => state.set({ beside: [state.get().layer, state.get().head] }) });
   say(keep, "Keep beside");
   const element = section(
@@ -182,7 +183,9 @@ export function createDetail(model, effects) {
     table.hidden = !shown;
     say(answer, answerTo(model));
     if (!shown) {
-      say(sentence, model.trouble() || "This layer has no such map.");
+      heard = model.trouble() || "This layer has no such map.";
+      say(sentence, heard);
+      setProp(field.element, "aria-label", `${heard} Arrow keys move the query.`);
       bars.hidden = true;
       return;
     }
@@ -190,7 +193,8 @@ export function createDetail(model, effects) {
     const words = headSentence(layer, head, found);
     const report = model.isChanged(number, head) ? null : layer.statistics?.[head];
     say(sentence, report ? whyWords(report, layer.measured_on) : `${words}.`);
-    setProp(field.element, "aria-label", `${words}. Arrow keys move the query.`);
+    heard = `${words}.`;
+    setProp(field.element, "aria-label", `${heard} Arrow keys move the query.`);
     showPrefix(found.prefix);
     if (state.get().controls) showNumbers(found);
   }
@@ -217,7 +221,7 @@ export function createDetail(model, effects) {
     heads[2].hidden = !report;
     const past = model.isChanged(number, head);
     table.classList.toggle("past", past);
-    say(heads[2], past ? "Over images, before it was moved" : "Over images");
+    say(heads[2], past ? "Over images, as measured" : "Over images");
     /** @type {[string, string, string | null][]} name, of this query, of the report */
     const lines = [
       ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", statisticText(report?.shift, reportUnit)],
@@ -238,7 +242,7 @@ export function createDetail(model, effects) {
     );
   }
 
-  return { element, map: field.element, update, said: () => sentence.textContent ?? "" };
+  return { element, map: field.element, update, said: () => heard };
 }
 
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.

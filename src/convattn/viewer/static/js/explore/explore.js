@@ -85,9 +85,9 @@ export function mountExplore(root, scene, state, address) {
   }
 
   function paintChoices() {
-    const { note: text, layers } = model.network();
+    const { note: text, layers, title } = model.network();
     say(note, text);
-    say(count, layers.length === 1 ? "1 layer" : `${layers.length} layers`);
+    say(count, `${layers.length} ${layers.length === 1 ? "layer" : "layers"} of ${title}`);
     view.classList.toggle("simple", !state.get().controls);
     for (const part of [asks, controls, images, timeline]) part.update();
   }

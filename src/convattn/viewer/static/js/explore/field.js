@@ -330,11 +330,17 @@ export function createHandle(model, field) {
     model.move(layer, head, within);
   }
 
+  /** From the press to the centre: a press beside the middle of the ring moves nothing. @type {Pair} */
+  let grip = [0, 0];
   onDrag(element, (event) => {
     if (!stand) return;
     const pixel = field.pixelAt(event);
     const { step } = model.layer().keys;
-    moveTo([(pixel[0] - stand[0]) / step[0], (pixel[1] - stand[1]) / step[1]]);
+    const [down, right] = [(pixel[0] - stand[0]) / step[0], (pixel[1] - stand[1]) / step[1]];
+    if (event.type === "pointerdown") {
+      const centre = centreNow();
+      grip = [centre[0] - down, centre[1] - right];
+    } else moveTo([down + grip[0], right + grip[1]]);
   });
   followArrows(element, (arrow, event) => {
     const step = event.shiftKey ? KEY_STEP / 10 : KEY_STEP;

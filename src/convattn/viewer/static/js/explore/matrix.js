@@ -126,6 +126,9 @@ const BAR_WIDTH = 3;
 /** @param {string} kind @param {...Child} children */
 const matrixRow = (kind, ...children) => h("div", { class: kind, role: "row" }, ...children);
 
+/** By layer, by word, and two words: with one word there is nothing to choose. */
+const LEAST_CHOICES = 4;
+
 /** Time after the last change at which the texts for screen readers follow, in ms: maps come first. */
 const TEXT_DELAY = 250;
 
@@ -139,7 +142,7 @@ export function createMatrix(model, opened) {
   const body = h("div", {
     class: "matrix",
     role: "grid",
-    "aria-label": "Attention maps: a row for each layer, a column for each head",
+    "aria-label": "Attention maps: a head in each cell",
   });
   const choice = h("select", { "aria-label": "Heads", onchange: () => state.set({ order: choice.value }) });
   const order = h("label", { class: "control" }, h("span", null, "Heads"), choice);
@@ -207,7 +210,7 @@ export function createMatrix(model, opened) {
     const counted = known.map((word) => [word, `only ${word} (${words.filter((one) => one === word).length})`]);
     const choices = [["layers", "by layer"], ["words", "by word"], ...counted];
     fill(choice, ...choices.map(([value, text]) => h("option", { value }, text)));
-    order.hidden = known.length < 2;
+    order.hidden = choice.options.length < LEAST_CHOICES;
   }
 
   function build() {
@@ -216,7 +219,8 @@ export function createMatrix(model, opened) {
     built = `${state.get().network} ${order}`;
     if (order !== "layers") listWords();
     choice.value = order;
-    if (choice.selectedIndex < 0 && order !== "layers") return state.set({ order: "layers" });
+    const isLost = choice.selectedIndex < 0 || choice.options.length < LEAST_CHOICES; // where all have one word
+    if (isLost && order !== "layers") return state.set({ order: "layers" });
     const most = Math.max(...layers.map(({ heads }) => heads));
     body.style.setProperty("--heads", String(most));
     const numbers = Array.from({ length: most }, (_, head) =>
@@ -254,12 +258,13 @@ export function createMatrix(model, opened) {
   function buildRow(name, small, heads) {
     const layer = model.network().layers[heads[0][0]];
     const cells = heads.map(([number, head]) => {
+      const deep = model.network().layers[number].number;
       const props = {
         class: "map",
         "data-layer": number,
         "data-head": head,
-        "aria-label": `Head ${head + 1} of layer ${model.network().layers[number].number}`,
-        title: `${model.network().layers[number].number}.${head + 1}`,
+        "aria-label": `Head ${head + 1} of layer ${deep}`,
+        title: `${deep}.${head + 1}`,
         tabindex: -1,
       };
       const button = h("button", props, h("span", { class: "frame" }, h("i")));

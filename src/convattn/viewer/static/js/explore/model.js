@@ -219,7 +219,8 @@ export function createModel(scene, state) {
       rebuildLiveScene();
       if (!epochHeads.size) refresh();
     },
-    isLastEpoch: () => !epochHeads.size,
+    /** Whether the network's heads, but for those that the reader moved, are those of the last epoch. */
+    isLastEpoch: () => ![...epochHeads.keys()].some((key) => key.startsWith(`${networkNumber()}/`)),
     /** Whether a head is another than the scene has, moved or at another epoch. @param {number} layer @param {number} head */
     isChanged(layer, head) {
       const network = networkNumber();

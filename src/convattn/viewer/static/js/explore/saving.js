@@ -115,10 +115,7 @@ function mapSvg(model) {
   picture.append(shape("text", { ...font, x: beside, y: side * rows }, numberText(low)));
   const what = values === "weights" ? "attention" : "score before softmax";
   const lines = [
-    `${model.network().title}, layer ${model.network().layers[layer].number}, head ${head + 1}`.replaceAll(
-      /\p{Cc}/gu,
-      " ",
-    ), // XML has no such characters
+    `${model.network().title}, layer ${model.layer().number}, head ${head + 1}`.replaceAll(/\p{Cc}/gu, " "), // XML has no such characters
     `${what} of each key${view.query ? "; ring: query" : ""}`,
   ];
   lines.forEach((line, at) => {
@@ -135,8 +132,8 @@ function mapSvg(model) {
 export function createSaving(model, address) {
   const status = h("span", { role: "status", class: "save-status" });
   const name = (/** @type {string} */ ending) => {
-    const { layer, head } = model.state.get();
-    return `${model.network().name}-layer-${model.network().layers[layer].number}-head-${head + 1}.${ending}`.replaceAll(
+    const { head } = model.state.get();
+    return `${model.network().name}-layer-${model.layer().number}-head-${head + 1}.${ending}`.replaceAll(
       /[^\w.-]+/g,
       "-",
     );

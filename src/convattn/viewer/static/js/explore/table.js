@@ -109,11 +109,11 @@ export function createDisplacementTable(model) {
       );
       const window = layer.keys.grid.join(" × ");
       const which = fixed
-        ? `A query sees a window of ${window}, the frame with the image in it. Move the query down and the frame moves up; the scores never change. Beyond the frame stands what keys there would have beside those within.`
+        ? `A query sees a window of ${window}, the frame with the image in it. Move the query down and the frame moves up; the scores stay. Beyond the frame stands what keys there would have.`
         : `With content every query has a table of its own, of which only its window of ${window} is known: move the query, and the frame slides and is filled anew.`;
       say(
         caption,
-        `Colours are those of the map, by displacement, key minus query, not by position: the middle is the query itself, wherever that is. ${which}`,
+        `Colours are those of the map, by displacement (key minus query): the middle is the query, wherever that is. ${which}`,
       );
     },
   };

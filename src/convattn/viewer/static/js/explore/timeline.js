@@ -16,6 +16,11 @@ const HEAD_COLOURS = 9;
 const PLAY_TIME = 6000;
 const MOMENT_TIME = 700;
 
+const MARKS =
+  "Each mark is a head's centre, seen from the query in the middle; circles hold 50 % and 90 % of its attention, the line is its way.";
+const MAPS_FOLLOW = "Maps and words are those of the epoch, too.";
+const MAPS_STAY = "Maps stay at the last epoch; circles leave content out and have mean widths.";
+
 /** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
 export function createTimeline(model) {
   const { state, scene } = model;
@@ -32,15 +37,13 @@ export function createTimeline(model) {
       remember();
     },
   });
-  const epochText = h("output", { class: "epoch" });
+  const epochText = h("output", { class: "epoch", "aria-live": "off" }); // the slider says it
+  const caption = para("caption");
   const element = section(
     "timeline",
     "Heads during the training",
     h("h2", null, "Where the heads attend during the training"),
-    para(
-      "caption",
-      "Each mark is the centre of a head, seen from the query in the middle; the circles hold 50 % and 90 % of its attention, and the line is the way it came. Maps, words and sharpness are those of the epoch as well.",
-    ),
+    caption,
     div("timeline-tools", play, slider, epochText),
     panels,
   );
@@ -93,6 +96,8 @@ export function createTimeline(model) {
     built = state.get().network;
     mapped = null;
     if (!found) return;
+    const follow = found.layers.every((layer) => model.quadratic(layer));
+    say(caption, `${MARKS} ${follow ? MAPS_FOLLOW : MAPS_STAY}`);
     setProp(slider, "max", last());
     const farthest = floatsOf(scene.tensors, found.centres).reduce(
       (most, place) => Math.max(most, Math.abs(place) || 0), // NaN fills up a layer with fewer heads than another

@@ -8,6 +8,11 @@ import { displacements } from "../statistics.js";
 /** @import { LayerRows } from "../rows.js" */
 /** @import { RowNumbers } from "../statistics.js" */
 
+const AT_QUERY = "at the query itself";
+
+/** Spread below which nearly all attention is at one key, which the mean shift then names. */
+const NARROW = 0.5;
+
 /** @param {SceneLayer} layer @returns {"pixels" | "cells"} the unit of displacements */
 export function unitOf(layer) {
   return layer.keys.step[0] === 1 && layer.keys.step[1] === 1 ? "pixels" : "cells";
@@ -43,7 +48,7 @@ export function shiftWords(shift, unit, decimals = 1, errors = []) {
       way: size < 0 ? before : after,
     }))
     .filter(({ size }) => Number(size) !== 0);
-  if (!said.length) return "at the query itself";
+  if (!said.length) return AT_QUERY;
   const [first, ...rest] = said;
   return [`${first.size} ${unit} ${first.way}`, ...rest.map(({ size, way }) => `${size} ${way}`)].join(" and ");
 }
@@ -123,8 +128,10 @@ export function headSentence(layer, head, numbers) {
  * @returns {string} empty for a query without a place
  */
 export function lookWords(layer, { shift, spread }) {
-  const unit = unitOf(layer);
-  return shift ? `${shiftWords(shift, unit)}, spread ${fixedText(spread, 1)} ${unit}` : "";
+  if (!shift) return "";
+  const [unit, place] = [unitOf(layer), shiftWords(shift, unitOf(layer))];
+  const wide = place === AT_QUERY ? "around the query" : `on average ${place}`;
+  return `${spread < NARROW ? place : wide}, spread ${fixedText(spread, 1)} ${unit}`;
 }
 
 /** @param {string[]} names @returns {string} */

@@ -110,13 +110,15 @@ export function measuredStep(tour) {
     const said = /** @type {const} */ (["share", "score"]).map((number) =>
       conditions.map((condition) => {
         const shares = shown.map((one) => 100 * Math.max(one[condition][number], 0));
-        const ends = [Math.min(...shares), Math.max(...shares)].map((share) => fixedText(share, 0));
+        const ends = [Math.min(...shares), Math.max(...shares)].map((share) =>
+          fixedText(share, share && share < 1 ? 1 : 0),
+        );
         return `${[...new Set(ends)].join(" to ")} %`;
       }),
     );
     say(
       source,
-      `Heads are numbered layer.head. ${from}. Mean over ${images} photographs and all patches, laid around the patch that you press.`,
+      `Heads are numbered layer.head. ${from}. Mean over ${images} photographs and all patches, around the patch that you press, up to ${radius} patches away.`,
     );
     tour.tell(numbers.show(...said.flat()));
   }

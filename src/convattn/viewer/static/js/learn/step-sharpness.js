@@ -105,7 +105,8 @@ export function sharpnessStep(tour) {
     const allowed = powerText(certifiedError(sharpness, taps) + float32Floor(wanted));
     const [down, right] = taps[SHOWN_HEAD].offset;
     const [centre] = cutAround(map, [query[0] + down, query[1] + right], 0); // NaN outside the picture
-    const weight = Number.isNaN(centre) ? "outside" : `${(100 * centre).toPrecision(3)} %`;
+    const share = centre > 0.999 && centre < 1 ? "over 99.9" : (100 * centre).toPrecision(3);
+    const weight = Number.isNaN(centre) ? "outside" : `${share} %`;
     const said = numbers.show(`${powerText(largest)}, at most ${allowed} allowed`, weight);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);
     const across = chart.across(sharpness);
