@@ -1,6 +1,15 @@
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
+from tests.layers.layer_cases import (
+    HARD,
+    LAYERS,
+    VALUES_FIRST,
+    CaseContract,
+    LayerCase,
+    one_of_each,
+)
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -32,6 +41,21 @@ class TestEveryLayer(CaseContract):
         y.sum().backward()
         assert (y.shape, y.is_meta) == (expected, True)
         assert x.grad is not None
+
+
+SOFT = [case for case in LAYERS if case not in HARD]
+ONE_HEAD = [
+    replace(case, heads=1, note="one head")
+    for case in one_of_each(SOFT, lambda case: (case.code, case.encoding == "learned_table"))
+]
+
+
+@pytest.mark.parametrize("case", ONE_HEAD, ids=str)
+def test_a_single_head_is_attention_by_definition(case):
+    """Its tensors are those of all heads, seen otherwise: nothing may be written over."""
+    held = CaseContract()
+    held.case = case
+    held.test_output_is_attention_by_definition(torch.float32)
 
 
 class TestValuesFirst(CaseContract):

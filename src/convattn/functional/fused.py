@@ -351,7 +351,7 @@ def _of_tile(
 ) -> Float[Tensor, "sequences queries inner"]:
     """Computes by the weights of all that is given."""
     if terms:
-        scores = _added(terms)
+        scores = _added(terms).contiguous()  # images may share the term of a single head
         is_kept = torch.is_grad_enabled() or needs_own_operations(scores, query, key)
         scores = torch.baddbmm(scores, query, key, out=None if is_kept else scores)
     else:
