@@ -172,7 +172,7 @@ def compare(
             found.append(computed(own, placed, above))
     first, again = found
     same = [torch.equal(first[name], again[name]) for name in first]
-    plan = own.plan(x.shape, dtype=precision.dtype, device=device)
+    plan = own.plan(x.shape, dtype=precision.dtype)
     return {**relative_errors(first, exact), "repeats": all(same), "path": plan.path}
 
 

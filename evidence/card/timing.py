@@ -147,7 +147,7 @@ def measure(stage: Stage, contender: Contender, baseline: Contender | None) -> d
     cells: dict[str, Any] = {}
     module = contender.build()
     if isinstance(module, RelativeAttention):
-        plan = module.plan(contender.x.shape, dtype=contender.x.dtype, device=stage.device)
+        plan = module.plan(contender.x.shape, dtype=contender.x.dtype)
         cells["path"] = plan.path
     beside = {} if baseline is None else baseline.calls(baseline.build())
     for word, call in contender.calls(module).items():

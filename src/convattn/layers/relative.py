@@ -383,21 +383,15 @@ class RelativeAttention(ConvolutionLike, ABC):
         require_way(path, Heads(self.encoding, self.content, dropout=self.dropout))
         self._impl = path
 
-    def plan(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Plan:
+    def plan(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Plan:
         """Returns how `forward` computes in the present mode, and what it costs.
 
         Args:
             shape: Shape of the images, (batch, in_channels, *spatial).
             dtype: Their dtype; None means the weights'.
-            device: Their device; None means the weights'.
 
         Returns:
-            The path with its reason, operations, working memory and error bound.
+            The path, on the device of the weights, with its reason, operations, working memory and error bound.
 
         Raises:
             ShapeError: `forward` does not take images of that shape.
@@ -413,9 +407,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         weight = maps.value
         sizes = _image_shape(shape, self.in_channels, self.dims)
         x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
-        on = torch.device(device or weight.device)
-        require_images(x, self.in_channels, self.dims, weight.dtype, on)
-        path = self.path(maps, x.shape, x.dtype, on)
+        require_images(x, self.in_channels, self.dims, weight.dtype, weight.device)
+        path = self.path(maps, x.shape, x.dtype, weight.device)
         cost = path.cost()
         outputs = path.sizes.batch * path.sizes.queries * self.out_channels * x.itemsize
         bound = 2 * path.bound
@@ -431,7 +424,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             bound=bound,
             shape=sizes,
             dtype=str(x.dtype).removeprefix("torch."),
-            device=str(on),
+            device=str(weight.device),
         )
 
     def attention(
