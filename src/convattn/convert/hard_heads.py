@@ -11,11 +11,9 @@ from torch import Tensor
 from convattn.convert.attention_map import AttentionMap, score_tables
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.functional import find_shifts
+from convattn.functional.shift import hard_leak
 from convattn.grid import Axis, Displacements, Geometry, Window
 from convattn.layers import RelativeAttention
-
-_HARD = 1 / 8
-"""Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
 
 
 class HardHeads(NamedTuple):
@@ -83,7 +81,7 @@ def find_hard_heads(
             return None
         with torch.no_grad():
             tables = [table for table, _ in score_tables(layer, axes)]
-        shifts = find_shifts(tables, axes, torch.finfo(layer.like.dtype).eps * _HARD)
+        shifts = find_shifts(tables, axes, hard_leak(layer.like.dtype))
         if shifts is None:
             return None
         heads = HardHeads(shifts.offsets, shifts.leak, any_size=False)
@@ -96,7 +94,7 @@ def fixed_heads(layer: RelativeAttention) -> HardHeads | None:
     The leak must stay below the rounding of the weights' dtype.
     """
     hard = layer.encoding.hard_displacements()
-    if hard is None or not hard[1] <= torch.finfo(layer.like.dtype).eps * _HARD:
+    if hard is None or not hard[1] <= hard_leak(layer.like.dtype):
         return None
     return HardHeads(*hard, any_size=True)
 

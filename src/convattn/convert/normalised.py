@@ -15,6 +15,7 @@ from convattn.convert.hard_heads import unit_steps
 from convattn.convert.layer_check import STEPS, Promise, RoundingBound, largest, rounding_bound
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ConversionError
+from convattn.functional.torch_modes import at_least_float32
 from convattn.grid import Axis
 from convattn.layers import NormalisedConv, RelativeAttention
 
@@ -73,7 +74,7 @@ def normalise(
     are too small there for the dtype raise ConversionError.
     """
     weight = layer.like
-    kind = torch.promote_types(weight.dtype, torch.float32)
+    kind = at_least_float32(weight.dtype)
     axes = unit_steps(layer.geometry, sizes)
     # scores of 0 at most
     parts = [(table - highest(table), part) for table, part in score_tables(layer, axes)]

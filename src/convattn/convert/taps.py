@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
 from convattn.functional import add_bias, pad_keys
+from convattn.functional.torch_modes import at_least_float32
 from convattn.grid import Displacements, Geometry
 from convattn.layers import (
     NormalisedConv,
@@ -218,7 +219,7 @@ def term_by_term(
     taps: Taps, x: Float[Tensor, "batch channels *spatial"]
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution as matrix products do at worst: one term after another, in at least float32."""
-    kind = torch.promote_types(x.dtype, torch.float32)
+    kind = at_least_float32(x.dtype)
     every = list(tap_pixels(taps, x))
     total = torch.zeros((), dtype=kind)
     for pixels, weight in zip(every, taps.maps, strict=True):

@@ -19,6 +19,7 @@ from convattn.convert.taps import (
     term_by_term,
 )
 from convattn.encodings import Encoding, Quadratic, Shift
+from convattn.functional.torch_modes import at_least_float32
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.random_numbers import keep_random_state
 
@@ -105,7 +106,7 @@ def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
     dims = len(taps.geometry.kernel_size)
     if sharpness is None:
         return Shift(heads, dims, displacements=taps.displacements)
-    dtype = torch.promote_types(taps.maps.dtype, torch.float32)
+    dtype = at_least_float32(taps.maps.dtype)
     encoding = Quadratic(heads, dims).to(device=taps.maps.device, dtype=dtype)
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor(taps.displacements, dtype=dtype))

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional.reference import ContentTerms, HeadMaps, add_bias, pad_keys
-from convattn.functional.torch_modes import KEPT_BYTES, is_accelerator, piece_bytes
+from convattn.functional.torch_modes import (
+    KEPT_BYTES,
+    at_least_float32,
+    is_accelerator,
+    piece_bytes,
+)
 from convattn.grid import Axis, Geometry
 
 REQUESTED = "requested"
@@ -86,7 +91,7 @@ class CallSizes:
     @property
     def softmax_dtype(self) -> torch.dtype:
         """Dtype of scores and softmax: at least float32."""
-        return torch.promote_types(self.dtype, torch.float32)
+        return at_least_float32(self.dtype)
 
     @property
     def line(self) -> int | None:

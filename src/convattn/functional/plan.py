@@ -31,7 +31,7 @@ from convattn.functional.fourier import FourierPath, fourier_filters, padded_pix
 from convattn.functional.path import REQUESTED, CallSizes, Heads, Path
 from convattn.functional.reference import join_axes, position_weights
 from convattn.functional.separable import SMALL_BYTES, SeparablePath, values_come_first
-from convattn.functional.shift import ShiftPath, find_shifts, fixed_shifts
+from convattn.functional.shift import ShiftPath, find_shifts, fixed_shifts, hard_leak
 from convattn.functional.torch_modes import can_be_read, is_accelerator, without_autocast
 
 _SLOW_TRANSFORMS = 8.0
@@ -41,9 +41,6 @@ cores (float32); only ratios of this size decide."""
 _SLOW_LONG_TRANSFORMS = 20.0
 """The same for a long sequence, whose transforms leave the cache: 16 times with 16 channels and 28 times with 64 as
 long as in bands (one core)."""
-
-_HARD = 1 / 8
-"""Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 
 _WEAK = 1 / 2
 """Largest share of queries computed exactly beside transforms; with more, all queries are."""
@@ -236,9 +233,7 @@ def _dense(table: Tensor, sizes: CallSizes, reason: str, dropout: float = 0.0) -
 def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
     """Computes by transforms, or by explicit weights if too many queries would lose digits."""
     if not can_be_read(table):
-        return _dense(
-            table, sizes, "a compiled graph cannot read the values that transforms depend on"
-        )
+        return _dense(table, sizes, "the values that transforms depend on cannot be read here")
     reason += sizes.waits
     filters = fourier_filters(table, sizes.axes, sizes.dtype)
     weak = filters.weak.double().mean().item()
@@ -280,7 +275,7 @@ def _long(
 
 def _hard(tables: Sequence[Tensor], sizes: CallSizes, way: object) -> Path | None:
     """Returns the convolution that heads are if each looks at one pixel; None if they are soft."""
-    most = torch.finfo(tables[0].dtype).eps * _HARD
+    most = hard_leak(tables[0].dtype)
     readable = all(map(can_be_read, tables))
     shifts = find_shifts(tables, sizes.axes, most) if readable else None
     if shifts is None:

@@ -26,6 +26,11 @@ head takes 0.7 to 1.6 times as long, one with 4 taps 1.0 to 2.8 times (64 channe
 four heads, forward and with gradients, float32, one busy core)."""
 
 
+def hard_leak(dtype: torch.dtype) -> float:
+    """Returns the share of its attention that a hard head may give to other pixels: an eighth of the dtype's eps."""
+    return torch.finfo(dtype).eps / 8
+
+
 class WindowConvolution(NamedTuple):
     """What else a convolution needs whose taps are those of a layer's window, for images of any size."""
 
