@@ -65,7 +65,7 @@ def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
     """Copies a tensor, or a module with its parameters, with the last digit of about half of the numbers moved.
 
     An honest computation from such an input is as right as any. It shows what rounding does when a few terms cancel and
-    other orders of summation agree by luck. Tensors of whole numbers stay as they are.
+    other orders of summation agree by luck. Whole numbers stay as they are.
     """
     if isinstance(item, Tensor):
         if not item.is_floating_point():
@@ -74,7 +74,8 @@ def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
     module = copy.deepcopy(item)
     with torch.no_grad():
         for place, parameter in enumerate(module.parameters()):
-            parameter.copy_(_moved(parameter, 1000 * seed + place))
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.copy_(_moved(parameter, 1000 * seed + place))
     return module
 
 

@@ -206,9 +206,10 @@ class Geometry:
         most = max(self.padding[number])
         needed = least_pixels(self.padding_mode, most)
         if pixels < needed:
+            dilated = " after its dilation" if self.input_dilation[number] > 1 else ""
             raise ShapeError(
                 f"x must have at least {needed} pixels along axis {number} for {self.padding_mode} padding of {most},"
-                f" but has {pixels}"
+                f" but has {pixels}{dilated}"
             )
 
     def _axis(self, number: int, size: int) -> Axis:

@@ -3,6 +3,7 @@
 Tensors of the state dict have their own place: their values are not described here, only their names and shapes.
 """
 
+import copy
 import dataclasses
 import dis
 import functools
@@ -313,3 +314,13 @@ def _has_no_plain_values(tensor: Tensor) -> bool:
 def _shape_in_words(tensor: Tensor) -> str:
     """Describes the shape of a tensor."""
     return f"of shape {tuple(tensor.shape)}"
+
+
+def copied_module(module: nn.Module) -> Any:
+    """Copies a module, even if hooks left tensors in it that belong to an autograd graph, as those of pruning do."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, memo)

@@ -7,6 +7,7 @@ from operator import call
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from convattn import save_network
 from convattn.budget import assert_within_budget, roundings
@@ -228,6 +229,14 @@ def test_layers_that_need_the_images_and_no_sizes_are_refused():
         ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"
     ):
         FrozenAttention(RelativeAttention2d(4, 6, num_heads=5), [])
+
+
+def test_a_pruned_layer_is_frozen():
+    layer, x = RelativeAttention2d(4, 6, num_heads=5).eval(), images(2, 4, 7, 5)
+    prune.l1_unstructured(layer.values, "weight", 0.5)
+    frozen = FrozenAttention(layer, [(7, 5)])
+    with torch.no_grad():
+        assert torch.equal(frozen(x), layer(x))
 
 
 def doubled(module, name):

@@ -168,6 +168,11 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
             3,
             "x must have at least 4 pixels along axis 0 for circular padding",
         ),
+        (
+            {"kernel_size": 1, "padding": 5, "padding_mode": "reflect", "input_dilation": 2},
+            3,
+            "at least 6 pixels .* but has 5 after its dilation",
+        ),
     ],
     ids=str,
 )

@@ -162,6 +162,12 @@ class AttendedCalls(nn.Module):
         """
         if any(isinstance(value, fx.Proxy) for value in (*positional, *named.values())):
             return leaf_node(self, *positional, **named)
+        for layer, call in zip(self.layers, self.calls, strict=True):
+            if (
+                isinstance(layer, RelativeAttention)
+                and _shared_weight(self, call) is not layer.values.weight
+            ):
+                _tie(self)  # since then the weight is computed, as by weight normalisation
         running = _ByLayers(self)
         once = nullcontext()
         if any(call.weight for call in self.calls) and parametrize.is_parametrized(self.module):
@@ -256,14 +262,19 @@ class AttendedCalls(nn.Module):
 
 def _tie(wrapper: AttendedCalls, _: Any = None) -> None:
     """Lets layers train the module's own parameters; what the module computes comes with each call."""
-    own = wrapper.module._parameters
     for layer, call in zip(wrapper.layers, wrapper.calls, strict=True):
         if isinstance(layer, RelativeAttention):
-            is_plain = call.module in CONVOLUTIONS.values()
             values: Any = layer.values
-            values.kernel_size = call.shape[2:] if is_plain else None
-            values.weight = own.get(call.weight or "") if is_plain else None
-            layer.bias = own.get(call.bias or "")
+            values.kernel_size = call.shape[2:] if call.module in CONVOLUTIONS.values() else None
+            values.weight = _shared_weight(wrapper, call)
+            layer.bias = wrapper.module._parameters.get(call.bias or "")
+
+
+def _shared_weight(wrapper: AttendedCalls, call: Call) -> Tensor | None:
+    """Returns the module's own parameter that a layer trains in place of a call; None for one that it cannot hold."""
+    if call.module not in CONVOLUTIONS.values():
+        return None
+    return wrapper.module._parameters.get(call.weight or "")
 
 
 class Place(NamedTuple):
@@ -364,12 +375,12 @@ def _attend(
         given = {"values.weight": weight, "bias": bias}
     elif type(layer) is not call.module or tuple(layer.weight.shape) != call.shape:
         given = {}
-    held = dict(layer.named_parameters())
-    changed = {name: tensor for name, tensor in given.items() if held.get(name) is not tensor}
-    if not changed:
-        return layer(image)
     with nullcontext() if torch.compiler.is_compiling() else _SWAP:
-        return functional_call(layer, changed, (image,))
+        held = dict(layer.named_parameters())
+        changed = {name: tensor for name, tensor in given.items() if held.get(name) is not tensor}
+        if changed:
+            return functional_call(layer, changed, (image,))
+    return layer(image)
 
 
 # --- Seen while a network runs ----------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
     Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
-    images of any size, with a weight that does not learn. Layers whose scores depend on content, and those that the
+    images of any size, with a weight that does not learn, where zeros pad both sides alike and no other path is asked
+    for. Layers whose scores depend on content, and those that the
     images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.

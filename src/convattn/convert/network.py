@@ -98,8 +98,9 @@ def network_to_attention(
         UnsupportedModelError: Some modules cannot be converted (the message names them all), or the network cannot be
             copied.
         ConversionError: There is no convolution to convert, or the network does not run with attention layers in it.
-        ArgumentError: An argument is out of range, a pattern matches nothing, or the images do not fit the network.
-        UnknownNameError: `impl` is neither of the two.
+        ArgumentError: An argument is out of range, a pattern matches nothing, the images do not fit the network, or the
+            layers cannot be computed by `impl`.
+        UnknownNameError: `impl` is unknown.
 
     Example:
         >>> import torch

@@ -1,6 +1,5 @@
 """Networks run on copies of themselves and of their arguments, and leave no trace."""
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -19,6 +18,7 @@ from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
 from convattn.random_numbers import SEED, SameDraws, draw_image, from_seed
+from convattn.structure import copied_module
 from convattn.wording import ITSELF, counted
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
@@ -41,13 +41,8 @@ def copy_network(model: nn.Module) -> nn.Module:
     The copy shares nothing with it. Raises UnsupportedModelError if copying fails, or loses attention, as it does where
     a class makes copies of itself with new convolutions.
     """
-    memo: dict[int, Any] = {}
-    for part in model.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
     try:
-        copied = copy.deepcopy(model, memo)
+        copied = copied_module(model)
     except Exception as error:  # a foreign module may fail in any way
         raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
     present = dict(copied.named_modules())

@@ -127,7 +127,7 @@ def attention_to_conv(
     taps = None
     if kernel_size is not None:
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
-        numbers = math.prod(taps) * layer.in_channels * layer.out_channels
+        numbers = math.prod(taps) * (layer.in_channels // layer.groups) * layer.out_channels
         expectation = f"one whose kernel has at most {_MOST_NUMBERS:,} numbers"
         require(numbers <= _MOST_NUMBERS, "kernel_size", expectation, taps)
     require_options(kernel_size, mass, borders)
@@ -242,6 +242,8 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         many = heads is None and displacements > _MOST_DISPLACEMENTS
         if extra > 4 and (many or max(sizes) > _LONGEST):
             why = "the heads do not fall off with distance, so that the kernel depends on the image's size"
+            if heads is not None:
+                why = f"heads look beyond images of {_LONGEST:,} pixels along an axis"
             raise ArgumentError(must_be("spatial", f"given, because {why}", spatial))
         if heads is not None:
             enough = heads.seen(axes)

@@ -104,7 +104,8 @@ class Shift(QuadraticFeatures):
             sharpness: α > 0 in 1/pixel²; at 5 a head of an image spends at most 2.7 % of its attention off its centre.
 
         Returns:
-            A new encoding in the default dtype; assign it in place of this one, `layer.encoding = …`.
+            A new encoding on the default device, in the default dtype. Assign it in place of this one, moved to the
+            layer's: `layer.encoding = layer.encoding.soften(5.0).to(device)`.
 
         Raises:
             ArgumentError: The sharpness is not a positive finite number.

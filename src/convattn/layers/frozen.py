@@ -1,6 +1,5 @@
 """A layer for inference only: everything that does not depend on the images is computed beforehand."""
 
-import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
@@ -18,6 +17,7 @@ from convattn.layers.relative import (
     require_images,
     with_gradient_laid_out,
 )
+from convattn.structure import copied_module
 
 
 class _Prepared(NamedTuple):
@@ -124,7 +124,7 @@ def _times(size: tuple[int, ...]) -> str:
 
 def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
-    still = copy.deepcopy(layer).eval()
+    still = copied_module(layer).eval()
     still.content = still.gate = None  # they change nothing, and on a GPU a call does not look
     if still.impl == "reference":  # which computes scores in each call
         still.impl = "dense"

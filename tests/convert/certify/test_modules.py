@@ -55,6 +55,13 @@ def test_a_compiled_network_is_exact_and_its_layers_have_no_names(case):
     )
 
 
+def test_parameters_of_whole_numbers_stay_as_they_are(case):
+    network, images = case
+    counting = copy.deepcopy(network)
+    counting.steps = nn.Parameter(torch.tensor(7), requires_grad=False)
+    assert certify(counting, copy.deepcopy(counting), images).verdict == "exact"
+
+
 def test_neither_network_is_changed(case):
     network, images = case
     other = copy.deepcopy(network).train()

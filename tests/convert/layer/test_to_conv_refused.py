@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from convattn.convert import attention_to_conv
-from convattn.encodings import Quadratic
+from convattn.encodings import Quadratic, Shift
 from convattn.errors import (
     ArgumentError,
     ConversionError,
@@ -144,6 +144,20 @@ def test_sizes_that_the_window_does_not_fit_are_refused():
         attention_to_conv(layer, spatial=6, kernel_size=13)
     with pytest.raises(ShapeError, match="x must have at least 3"):
         attention_to_conv(plain(kernel_size=3), spatial=2)
+
+
+def test_the_size_of_a_kernel_is_that_of_its_groups():
+    encoding = Quadratic(1, 2, centres=[[0.0, 0.0]], sharpness=5.0)
+    layer = RelativeAttention2d(600, 600, num_heads=1, groups=600, encoding=encoding)
+    made, _ = attention_to_conv(layer, kernel_size=31, spatial=33)
+    assert made.weight.shape == (600, 1, 31, 31)
+
+
+def test_hard_heads_that_look_beyond_every_image_need_the_size():
+    encoding = Shift(1, 1, displacements=[[1500]])
+    layer = RelativeAttention1d(2, 3, num_heads=1, encoding=encoding)
+    with pytest.raises(ArgumentError, match="heads look beyond images of 1,024 pixels"):
+        attention_to_conv(layer)
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "distance"])

@@ -363,6 +363,14 @@ def test_a_weight_that_is_computed_since_the_conversion_is_the_one_that_attends(
         assert torch.equal(made(x), network(x))
 
 
+def test_no_parameter_is_left_that_nothing_trains_where_the_weight_is_computed_since():
+    network, x = built("causal")
+    made, _ = network_to_attention(network, images=x)
+    parametrizations.weight_norm(made[0].module)
+    made(x).square().sum().backward()
+    assert [name for name, one in made.named_parameters() if one.grad is None] == []
+
+
 class Sharing(nn.Module):
     """Registers the weight of its convolution a second time, and convolves with it again."""
 
