@@ -39,19 +39,41 @@ def blocks(page: Path, language: str) -> list[str]:
     return [code for tag, code in fenced if tag == language]
 
 
+EXPLAINS = {
+    "each number with its standard error",
+    "nine convolutions by construction, and where",
+    "which way of computing it takes, why, and what that costs",
+}
+"""Comments behind a print that say what it is, not what is printed."""
+
+
+def printed_by(line: str) -> str | None:
+    """Returns what a line of code says that it prints; … stands for anything."""
+    said = re.fullmatch(r"print\(.*\)  # (.+)", line)
+    return None if said is None or said[1] in EXPLAINS else said[1]
+
+
 PAGES = sorted(filter(is_ours, ROOT.rglob("*.md")))
 RUNNABLE = [page for page in PAGES if name(page).startswith(RUNNABLE_FOLDERS)]
 RUNNABLE = [ROOT / "README.md", *(page for page in RUNNABLE if blocks(page, "python"))]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_python_blocks_run(page, tmp_path, monkeypatch, encodings_forgotten):
+def test_python_blocks_run_and_print_what_they_say(
+    page, tmp_path, monkeypatch, capsys, encodings_forgotten
+):
     """On a residual network of an eighth of the width, which runs every line as well."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(convattn, "resnet18", lambda **options: ResNet(2, width=8, **options))
     namespace = {"__name__": "readme"}
     for number, code in enumerate(blocks(page, "python"), start=1):
         exec(compile(code, f"{name(page)}, python block {number}", "exec"), namespace)
+    printed = "".join(capsys.readouterr().out.split())  # lines are broken as they fit
+    for said in filter(None, map(printed_by, read(page).splitlines())):
+        parts = [re.escape("".join(part.split())) for part in said.split("…")]
+        found = re.search(".*?".join(parts), printed)
+        assert found, f"{said!r} was not printed, or not in this place"
+        printed = printed[found.end() :]
 
 
 @pytest.mark.slow
