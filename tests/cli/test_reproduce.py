@@ -6,6 +6,7 @@ import pytest
 from tests.cli.command import run
 from tests.lab.run_cases import make_run
 
+from convattn.lab import load_recipe
 from convattn.lab.reproduction import TARGETS, Reproduction
 from convattn.provenance import RunRecord
 
@@ -71,8 +72,13 @@ def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monk
     assert not (tmp_path / "made").exists()
 
 
-def test_what_is_missing_is_trained_at_scale_tiny_and_shown(tmp_path, capsys):
-    """From nothing: the pruned network starts from the generalised one, which is trained first."""
+def test_what_is_missing_is_trained_at_scale_tiny_and_shown(tmp_path, capsys, monkeypatch):
+    """From nothing: the pruned network starts from the generalised one, which is trained first; an epoch each."""
+
+    def for_an_epoch(name, *, scale, overrides):
+        return load_recipe(name, scale=scale, overrides={**overrides, "training.epochs": "1"})
+
+    monkeypatch.setattr("convattn.lab.reproduction.load_recipe", for_an_epoch)
     assert run("reproduce fig13 --scale tiny") == 0
     out, err = capsys.readouterr()
     assert "fig13: made\n" in out

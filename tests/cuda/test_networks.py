@@ -48,8 +48,14 @@ class Named(tuple):
         return str(self[0])
 
 
+def some_of(device, cases):
+    """Chooses all cases, or on the CPU, where all have tests of their own, the first two."""
+    return list(cases)[:2] if device.type == "cpu" else list(cases)
+
+
 def test_layers_conversions_certificates_heads_and_pages_are_those_of_the_cpu(device):
-    hold(partial(device_case, device=device), [Named(case) for case in cases_of_devices()])
+    cases = [Named(case) for case in cases_of_devices()]
+    hold(partial(device_case, device=device), some_of(device, cases))
 
 
 def test_networks_are_computed_saved_and_loaded(device, tmp_path):
@@ -64,7 +70,7 @@ def test_networks_are_computed_saved_and_loaded(device, tmp_path):
             loaded = load_network(save_network(network, tmp_path / name.replace(" ", "-")))
             assert torch.equal(loaded.to(device)(x.to(device)), y), "loaded"
 
-    hold(check, list(SAVED))
+    hold(check, some_of(device, SAVED))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -123,7 +129,7 @@ def test_a_certificate_finds_every_fault_and_no_other(device):
         assert certificate.verdict in ("close", "different")
         assert certificate.first == layer
 
-    hold(check, list(FAULTS))
+    hold(check, some_of(device, FAULTS))
 
 
 def test_frozen_layers_compute_the_same_and_their_gradients(device):
@@ -156,4 +162,4 @@ def test_networks_under_autocast_lose_no_more_than_narrow_ones(device, dtype):
                 y = copy.deepcopy(network).to(device)(x.to(device))
             assert_within_budget(y.to(dtype), hi, lows)
 
-    hold(check, list(SAVED))
+    hold(check, some_of(device, SAVED))
