@@ -220,9 +220,6 @@ LAYERS = [
         LayerCase(name, options={"content": Content(key_width=3), "impl": "content"})
         for name in ENCODINGS
     ),
-    LayerCase(
-        "learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "content"}
-    ),
     LayerCase("distance", RelativeAttention1d, {"content": True, "impl": "content"}),
     LayerCase(
         "quadratic",
@@ -231,7 +228,6 @@ LAYERS = [
             "impl": "content",
         },
     ),
-    LayerCase("quadratic", RelativeAttention2d, {"gate": "sigmoid", "impl": "content"}),
     LayerCase("quadratic", RelativeAttention2d, {"gate": "tanh"}),
     LayerCase("distance", RelativeAttention1d, {"gate": "tanh", "head_width": 2}),
     LayerCase("quadratic", RelativeAttention3d, {"gate": "tanh", "content": Content(key_width=3)}),
