@@ -15,7 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from convattn.budget import Sums, assert_within_budget, roundings
-from convattn.encodings import Distance, GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
+from convattn.encodings import (
+    Distance,
+    GeneralizedQuadratic,
+    LearnedAxial,
+    LearnedTable,
+    Quadratic,
+    Shift,
+)
 from convattn.errors import ShapeError
 from convattn.functional import fourier, separable, torch_modes
 from convattn.functional.content import OneHot
@@ -467,6 +474,20 @@ def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, pat
     whole = 4 * 400 * 400 * x.element_size()
     assert largest(layer, x) <= 1 << 18 < whole / 4
     assert saved_bytes(layer, x) <= 1 << 20 < whole
+
+
+def test_a_long_sequence_on_which_all_pairs_count_is_taken_in_pieces(monkeypatch):
+    """In float64, where transforms would lose digits; wide heads leave nothing to cut off."""
+    wide = Quadratic(2, 1, centres=[[0.0], [3.0]], sharpness=1e-7)
+    layer = RelativeAttention1d(4, 6, num_heads=2, encoding=wide).double()
+    x = torch.randn(2, 4, 41, dtype=torch.float64)
+    reference = copy.deepcopy(layer)
+    reference.impl = "reference"
+    assert layer.plan(x.shape).path == "separable"
+    monkeypatch.setattr(importlib.import_module("convattn.functional.path"), "KEPT_BYTES", 0)
+    plan = layer.plan(x.shape)
+    assert (plan.path, "some queries at a time" in plan.reason) == ("dense", True)
+    check(layer, x, expected_of(reference, x))
 
 
 @pytest.mark.parametrize("options", [{}, {"head_width": 2}, {"groups": 2}], ids=str)

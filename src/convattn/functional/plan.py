@@ -156,6 +156,8 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
         path = _long(encoding, sizes, tables[sizes.long_line], reason, way)
         if path is not None:
             return path
+    if way is None and sizes.line is not None and not sizes.keeps_weights:
+        return _dense(_table(encoding, sizes), sizes, "one axis, on which nearly all pairs count")
     if len(set(sizes.axes)) == 1:
         weights = position_weights(torch.cat(tables), sizes.axes[:1]).chunk(len(tables))
     else:
