@@ -37,7 +37,7 @@ NUMBERS = [
 ]
 
 
-def heads_of(call, groups, radius=None, batches=(slice(None),)):
+def heads_of(call, groups, radius=0, batches=(slice(None),)):
     return layer_statistics(measured(call, groups, batches), radius).heads
 
 

@@ -74,7 +74,7 @@ def measured(maps, grid, prefix):
     for images in (slice(0, fits), slice(fits, None)):
         part = replace(call, weights=call.weights[images])
         layer.add(part, members[images], held_out=images.start > 0)
-    return layer_statistics(layer, None).heads
+    return layer_statistics(layer, 0, with_kernels=False).heads
 
 
 def with_class_token(share, generator):

@@ -51,7 +51,7 @@ def test_on_a_phone_nothing_is_cut(opened, address, width):
     page.locator(".overview h2").evaluate(
         "title => title.style.cssText = 'width: 3em; overflow: hidden; white-space: nowrap'"
     )
-    assert len(page.evaluate(CUT)) == 1
+    assert page.evaluate(CUT) != []
 
 
 def test_the_check_finds_planted_faults(opened, address):

@@ -179,6 +179,7 @@ def test_the_view_is_taken_along(opened, address, shown):
     expect(put_back).to_be_visible()  # it moves what is below it
     link.click()
     expect(status).to_have_text("The link to this view is on the clipboard.")
+    page.wait_for_function("navigator.clipboard.readText().then((text) => text.includes('moved'))")
     moved = opened(page.evaluate("navigator.clipboard.readText()"))
     assert map_of(page).sub(before).abs().max() > 0.01
     expect_map(moved, map_of(page), 0.0)
