@@ -25,20 +25,31 @@ def network():
     return AttentionNet(width=8, depth=2, heads=HEADS, ffn=8).eval()
 
 
-@pytest.fixture(scope="module")
-def trained_page(network, tmp_path_factory):
-    """The address of a page of the network, with its training."""
-    shots = [
+def shots(of_layers=HEADS):
+    """The heads of each layer, on their way down and to the right."""
+    return [
         HeadSnapshot(
             epoch, epoch, layer, np.full((heads, 2), epoch / 2), np.tile(np.eye(2), (heads, 1, 1))
         )
         for epoch in range(MOMENTS)
-        for layer, heads in enumerate(HEADS)
+        for layer, heads in enumerate(of_layers)
     ]
-    images = torch.rand(1, 3, 16, 16)
-    prepared = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-    scene = build_scene(Exhibit(network, images, heads=shots, **prepared))
-    return write_page(scene, tmp_path_factory.mktemp("trained") / "page.html").as_uri()
+
+
+def page_of(folder, *networks, **options):
+    """Writes a page of networks, with the training of the first, and returns its address."""
+    images, prepared = torch.rand(1, 3, 16, 16), {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    exhibits = []
+    for number, network in enumerate(networks):
+        own = {} if exhibits else options
+        exhibits.append(Exhibit(network, images, name=f"network {number}", **prepared, **own))
+    return write_page(build_scene(exhibits), folder / "page.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def trained_page(network, tmp_path_factory):
+    """The address of a page of the network, with its training."""
+    return page_of(tmp_path_factory.mktemp("trained"), network, heads=shots())
 
 
 def test_layers_with_different_numbers_of_heads_are_drawn(opened, trained_page):
@@ -99,20 +110,7 @@ def test_maps_words_and_sharpness_are_those_of_the_epoch(opened, trained_page, n
 
 
 def test_an_epoch_of_one_network_is_none_of_another(opened, network, tmp_path):
-    shots = [
-        HeadSnapshot(
-            epoch, epoch, layer, np.full((heads, 2), epoch / 2), np.tile(np.eye(2), (heads, 1, 1))
-        )
-        for epoch in range(MOMENTS)
-        for layer, heads in enumerate(HEADS)
-    ]
-    shown = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-    images = torch.rand(1, 3, 16, 16)
-    exhibits = [
-        Exhibit(network, images, name="run", heads=shots, **shown),
-        Exhibit(copy.deepcopy(network), images, name="other", **shown),
-    ]
-    page = opened(f"{write_page(build_scene(exhibits), tmp_path / 'page.html').as_uri()}#epoch=3")
+    page = opened(f"{page_of(tmp_path, network, copy.deepcopy(network), heads=shots())}#epoch=3")
     note = page.locator(".classes .caption")
     expect(note).to_contain_text("at the last epoch")
     page.get_by_role("combobox", name="Network").select_option(index=1)
@@ -130,14 +128,7 @@ def test_an_epoch_of_one_network_is_none_of_another(opened, network, tmp_path):
 )
 def test_what_does_not_follow_the_epoch_is_said(opened, tmp_path, encoding, options, said):
     network = AttentionNet(encoding, width=8, depth=1, heads=2, ffn=8, **options).eval()
-    shots = [
-        HeadSnapshot(epoch, epoch, 0, np.full((2, 2), epoch / 2), np.tile(np.eye(2), (2, 1, 1)))
-        for epoch in range(3)
-    ]
-    scene = build_scene(
-        Exhibit(network, torch.rand(1, 3, 16, 16), heads=shots, mean=(0.0,) * 3, std=(1.0,) * 3)
-    )
-    page = opened(f"{write_page(scene, tmp_path / 'page.html').as_uri()}#controls=true")
+    page = opened(f"{page_of(tmp_path, network, heads=shots([2]))}#controls=true")
     expect(page.locator(".timeline .caption")).to_contain_text(said)
 
 
