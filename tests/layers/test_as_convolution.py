@@ -62,6 +62,9 @@ OTHERS = {
         3, 3, (1, 5), encoding=Shift(5, 2, displacements=[[0, place] for place in range(5)])
     ),
     "fewer heads": RelativeAttention2d(3, 3, 5, num_heads=3),
+    "turned": conv_to_attention(nn.ConvTranspose2d(3, 3, 5))[0],
+    "turned and soft": conv_to_attention(nn.ConvTranspose2d(3, 3, 5), sharpness=5.0)[0],
+    "no centres": RelativeAttention2d(3, 3, 5, num_heads=25, encoding="learned_table"),
 }
 
 

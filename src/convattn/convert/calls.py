@@ -371,7 +371,7 @@ def _attend(
     given = {"weight": weight, "bias": bias}
     if isinstance(layer, RelativeAttention):
         if layer.values.kernel_size is None:
-            weight = maps_of(weight, call.module, call.options["groups"])
+            weight = maps_of(weight, call.module, call.options["groups"], call.options["stride"])
         given = {"values.weight": weight, "bias": bias}
     elif type(layer) is not call.module or tuple(layer.weight.shape) != call.shape:
         given = {}

@@ -350,7 +350,8 @@ def _require_call(conv: Any, layer: RelativeAttention, call: Call) -> None:
     """Raises unless a convolution is that of a call, whose weight the module around it computes."""
     kind = type(conv)
     maps = layer.values.maps()
-    if kind is not call.module or not torch.equal(maps_of(conv.weight, kind, conv.groups), maps):
+    same = maps_of(conv.weight, kind, conv.groups, conv.stride)
+    if kind is not call.module or not torch.equal(same, maps):
         raise ConversionError(
             "its weight is computed in each call: it comes back with heads fixed on the taps alone"
         )

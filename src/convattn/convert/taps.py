@@ -1,6 +1,6 @@
 """A convolution of torch as a window of taps, one displacement and one matrix each, and sums over taps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -72,7 +72,7 @@ class Taps:
 
     # Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride
     geometry: Geometry
-    # Δ_t, from the query to the tap, in pixels; row-major over the window
+    # Δ_t, from the query to the tap, in pixels; row-major over the window, or as `maps_of` lists them
     displacements: Displacements
     maps: Float[Tensor, "taps outputs channels"]  # W[t], (taps, outputs, inputs // groups)
     bias: Float[Tensor, " outputs"] | None  # b, (outputs,), or None
@@ -99,19 +99,26 @@ def read_taps(conv: Any) -> Taps:
     else:
         options |= {"padding": conv.padding, "stride": conv.stride}
     geometry = Geometry.parse(SUPPORTED_CONVOLUTIONS[type(conv)], **options)
-    maps = maps_of(conv.weight.detach(), type(conv), conv.groups).clone()
+    displacements = geometry.taps()
+    if isinstance(conv, TransposedConvolution) and not geometry.spreads:
+        displacements = displacements[::-1]
+    maps = maps_of(conv.weight.detach(), type(conv), conv.groups, conv.stride).clone()
     bias = None if conv.bias is None else conv.bias.detach().clone()
-    return Taps(geometry, geometry.taps(), maps, bias, conv.in_channels, conv.groups)
+    return Taps(geometry, displacements, maps, bias, conv.in_channels, conv.groups)
 
 
 def maps_of(
-    weight: Tensor, kind: type[AnyConvolution], groups: int
+    weight: Tensor, kind: type[AnyConvolution], groups: int, stride: Sequence[int]
 ) -> Float[Tensor, "taps outputs channels"]:
-    """Arranges the weight of a kind of convolution as a matrix for each tap."""
-    if kind in TRANSPOSED_CONVOLUTIONS.values():
-        flipped = weight.flatten(2).flip(-1)
-        return rearrange(flipped, "(groups i) o taps -> taps (groups o) i", groups=groups)
-    return rearrange(weight.flatten(2), "o i taps -> taps o i")
+    """Arranges the weight of a kind of convolution as a matrix for each tap, row-major over the window.
+
+    The taps of a transposed convolution of stride 1 are from the last to the first. A layer that spreads no image shows
+    by this order alone whether its heads came from such a weight, which is stored turned, or from a plain one.
+    """
+    if kind not in TRANSPOSED_CONVOLUTIONS.values():
+        return rearrange(weight.flatten(2), "o i taps -> taps o i")
+    maps = rearrange(weight.flatten(2), "(groups i) o taps -> taps (groups o) i", groups=groups)
+    return maps if set(stride) == {1} else maps.flip(0)
 
 
 def why_unsupported(conv: nn.Module) -> str | None:

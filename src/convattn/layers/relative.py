@@ -561,9 +561,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         values = self.values
         prefix = others[0]
         kernel = state_dict.get(prefix + "weight")
-        fixed = self.encoding.fixed_displacements is not None
-        elsewhere = fixed and not _is_window(self.encoding, self.geometry)
-        if kernel is not None and isinstance(values, MergedValues) and not elsewhere:
+        of_taps = _are_taps(self.encoding, self.geometry)
+        if kernel is not None and isinstance(values, MergedValues) and of_taps:
             maps = kernel.flatten(2).movedim(-1, 0)
             if self.geometry.spreads:  # a transposed convolution's
                 maps = rearrange(
@@ -736,6 +735,16 @@ def _heads_on_taps(
     raise ArgumentError(
         must_be("num_heads", f"given unless the encoding has centres ({names})", None)
     )
+
+
+def _are_taps(encoding: Encoding, geometry: Geometry) -> bool:
+    """Tells whether each head looks at the tap of its number, row by row: only then is a kernel's matrix its own."""
+    centres = encoding.head_centres
+    if encoding.fixed_displacements is not None or centres is None:
+        return _is_window(encoding, geometry)
+    if centres.is_meta or len(centres) != math.prod(geometry.kernel_size):
+        return False
+    return torch.equal(centres.round().cpu().double(), torch.tensor(geometry.taps()).double())
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
