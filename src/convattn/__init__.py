@@ -1,7 +1,7 @@
 """Self-attention that is a convolution, and back.
 
-The names below are the whole public interface. Each is imported from its private module when it is first asked for, so
-that `import convattn` is quick and loads no torch.
+The names below are what a program most often needs; `docs/reference/api` lists all that is public. Each is imported
+from its private module when it is first asked for, so that `import convattn` is quick and loads no torch.
 
 Example:
     >>> import convattn

@@ -7,9 +7,11 @@ from torch import nn
 from convattn.convert import (
     attention_to_conv,
     conv_to_attention,
+    network_check,
     network_to_attention,
     network_to_conv,
 )
+from convattn.convert.rounding import Predictions
 from convattn.convert.taps import read_taps
 from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Quadratic, Shift
@@ -225,6 +227,12 @@ def test_a_difference_is_said_with_its_size_decisions_and_layers():
     told = [line for line in lines if line.startswith("  layer")]
     assert [line.split()[1:3] for line in told] == [["0:", "different,"], ["2:", "different,"]]
     assert certificate.difference == certificate.measured_error / certificate.largest
+
+
+@pytest.mark.parametrize(("ties", "verdict"), [(2, "close"), (1, "different")])
+def test_a_decision_that_rounding_can_swap_is_not_held_against_a_result(ties, verdict, monkeypatch):
+    monkeypatch.setattr(network_check, "count_predictions", lambda *_: Predictions(16, 2, ties))
+    assert to_attention("sure", sharpness=8.0).verdict == verdict
 
 
 def test_only_the_layers_in_which_a_difference_arises_are_named():

@@ -59,11 +59,13 @@ def analyze(  # noqa: PLR0913 - the options of the command
 
     Raises:
         ArgumentError: The output folder holds something, or an option has a wrong value.
-        MissingDependencyError: Packages of the extra "analyze" are not installed; the message names them all.
+        MissingDependencyError: Packages of the extra "analyze", or with `view` of "view", are not installed; the
+            message names them all.
     """
     require_network(source)
     require_images(images, source)
-    require_packages_of(source, analyze=("matplotlib", "jinja2", *pictures_need(images)))
+    shown = {"view": ("pyarrow",)} if view is not None else {}
+    require_packages_of(source, analyze=("matplotlib", "jinja2", *pictures_need(images)), **shown)
     from convattn.files import new_folder
     from convattn.heads import CONTROLS
     from convattn.heads import analyze as measure

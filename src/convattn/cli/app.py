@@ -45,7 +45,10 @@ def new_app(name: str, summary: str | None) -> App:
     return App(
         name=name,
         help=summary,
-        help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 3 different outputs, 130 interrupted.",
+        help_epilogue=(
+            "Exit codes: 0 done, 1 a check failed, 2 a mistake, 3 different outputs; stopped by a signal, 128 and its"
+            " number, as 130 by Ctrl-C."
+        ),
         version=__version__,
         help_format="markdown",
         default_parameter=Parameter(

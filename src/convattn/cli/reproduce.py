@@ -38,7 +38,7 @@ def reproduce(  # noqa: PLR0913 - the options of the command
         imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
             too. May be given more than once.
         train: Train the runs that are missing, with seed 0; one that was stopped goes on.
-        yes: Train for more than an hour without being asked in a terminal.
+        yes: Start training of more than an hour; in a terminal that is refused otherwise.
         json: Print the result as JSON.
 
     Returns:

@@ -58,9 +58,9 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         baseline: Recipe or variant NAME[KEY=VALUE] with which the others are compared. Default: the first.
         output: Folder of the study.
         workers: Runs at a time.
-        threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
-            the cores divided by the workers.
-        yes: Train for more than an hour without being asked in a terminal.
+        threads: Threads of each run. Default: OMP_NUM_THREADS or MKL_NUM_THREADS; if none is set, one for tiny images,
+            and for others the cores divided by the workers.
+        yes: Start training of more than an hour; in a terminal that is refused otherwise.
         json: Print the study's record as JSON.
 
     Returns:

@@ -40,9 +40,9 @@ def train(  # noqa: PLR0913 - the options of the command
     The run's folder holds recipe.toml, metrics.jsonl, heads.parquet (if heads have centres), model.safetensors,
     config.json, README.md (the card) and record.json. record.json is written last: a folder without it is a run that
     did not finish, and --resume continues it from its newest checkpoint. Tiny images are computed on one thread, others
-    on all cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn train
-    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error after each epoch and every ten
-    seconds.
+    on all cores, unless OMP_NUM_THREADS or MKL_NUM_THREADS says how many. With several processes: accelerate launch -m
+    convattn train RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error after each epoch and
+    every ten seconds.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
@@ -61,7 +61,7 @@ def train(  # noqa: PLR0913 - the options of the command
         resume: Continue the run in the folder; a finished run is left as it is.
         checkpoint_every: Write a checkpoint also every so many steps, beside the one after each epoch.
         tracker: Also send the metrics to tensorboard, wandb or trackio; may be given more than once.
-        yes: Train for more than an hour without being asked in a terminal.
+        yes: Start training of more than an hour; in a terminal that is refused otherwise.
         json: Print the run's record as JSON.
 
     Returns:

@@ -245,9 +245,9 @@ class NetworkCertificate(ConversionRecord):
     measurements on these images and not bounds.
 
     The verdict is "exact" if every layer is exact and the networks agree within rounding, where they were compared;
-    "close" if the largest difference is within `tolerance` and no prediction changed, on images that were given;
-    "failed" if a layer broke its promise, or exact layers do not make the same network, or its outputs are of other
-    shapes or not finite; and "different" otherwise.
+    "close" if the largest difference is within `tolerance` and no prediction changed, on images that were given, but
+    between two scores that rounding can swap; "failed" if a layer broke its promise, or exact layers do not make the
+    same network, or its outputs are of other shapes or not finite; and "different" otherwise.
 
     Example:
         >>> import torch

@@ -130,8 +130,9 @@ def certify(
     """Says whether a second network computes the same as a network of torch, and which layer is the first to differ.
 
     The tolerance is derived: the reference runs in float64, and in its own dtype with other last digits of images and
-    weights and in another order of summation; the other may be twice as far from float64 as the farthest of these.
-    Layers whose names can be matched may be four times as far: a conversion that merges layers sums in a new order.
+    weights and in another order of summation; the other may be at least twice as far from float64 as the farthest of
+    these, and more where few numbers come out. Layers whose names can be matched may be twice as far as that: a
+    conversion that merges layers sums in a new order.
 
     Args:
         reference: The network of torch; it is not changed, and runs in evaluation mode.

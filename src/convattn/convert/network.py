@@ -77,7 +77,7 @@ def network_to_attention(
     Args:
         model: The network; it is not changed.
         images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
-            normal image of the size in `model.default_cfg`, or else 224 × 224.
+            normal image of the size for which a network of timm was built, or else 224 × 224.
         sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
         impl: "auto" (hard heads run as a convolution), "separable" (softmax attention, axis by axis), or another path
             of `RelativeAttention2d`.
@@ -469,10 +469,12 @@ def _judge_network(
         return "failed"
     if comparison is None:
         return "exact" if verdicts == {"exact"} else "different"
-    predictions = comparison.predictions
+    changed = None
+    if comparison.predictions is not None:
+        changed = comparison.predictions.top1_changed - comparison.predictions.top1_ties
     return comparison.judge(
         exact=verdicts == {"exact"},
         promised=all(layer.exact for layer in layers),
-        changed=None if predictions is None else predictions.top1_changed,
+        changed=changed,
         tolerance=tolerance,
     )

@@ -12,7 +12,7 @@ from convattn.grid import whole_number
 
 @dataclass(frozen=True)
 class Content:
-    """Which content terms a layer's score has; `content=True` means `Content()`.
+    """Which content terms a layer's score has; `content=True` means `Content()` without a gate.
 
     The score is ``((q + u)·k + q·Ŵr_δ)/√key_width + s_h(δ)`` with q = W_q x, k = W_k x: the four terms of
     Transformer-XL, where the encoding's own score s_h(δ) is the position bias.

@@ -231,7 +231,7 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     While every g is exactly 0 and no gradient is asked for, content is not computed: the layer computes as it would
     without content, on the same path and to the same bits. With gradients, in compiled graphs, on a GPU, where to look
-    at g is to wait, or once a gate is open, the weights of every query and key are computed, some images at a time
+    at g is to wait, or once a gate is open, the weights of every query and key are computed, some queries at a time
     (`plan` says how much memory that takes).
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/explanation/theory.md` §1. "sigmoid" is d'Ascoli et al. 2021

@@ -177,9 +177,9 @@ class AttentionNet(MixingNet):
                 size; the others take images of any size.
             initializer_range: Standard deviation of the weights at the start, > 0. The paper's 0.02 suits its width;
                 a branch keeps its gain at other widths with 0.02·√(400/width).
-            centres: Where the heads of "quadratic" and "generalized_quadratic" start: "normal", drawn from N(0, 2²), or
-                "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
-                either way.
+            centres: Where heads that have centres, as those of "quadratic" and "linear_distance", start: "normal",
+                drawn from N(0, 2²), or "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd.
+                Sharpness is drawn either way.
             gated: Whether a gate per head mixes the distributions of content and position; needs content.
             position_start: How "distance", "axial_distance", "sinusoidal" and "learned_table" start. "network": with
                 linear maps drawn like all others. "table": attending to as many pixels as "learned_axial" does.
