@@ -1,5 +1,6 @@
 """A user's own images: from folders of pictures and from tensors, split, recorded, and trained on by every command."""
 
+import dataclasses
 import statistics
 from pathlib import Path
 
@@ -229,8 +230,11 @@ def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsy
     assert error.endswith("CLASS); --import MODULE does that\n")
 
 
-def test_a_record_says_that_its_images_came_from_python():
+@pytest.mark.parametrize("changes", [{}, {"name": "folder", "folder": "pictures"}])
+def test_a_record_says_that_its_images_came_from_python(changes):
     data = dataset_from_tensors(torch.rand(20, 1, 6, 6), torch.arange(20) % 2)
-    record = train(tiny_recipe(epochs=1), data=data, progress=False)
+    recipe = tiny_recipe(epochs=1)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **changes))
+    record = train(recipe, data=data, progress=False)
     words = "the command's data: images were given in Python in place of the recipe's"
     assert words in record.not_covered

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,6 +85,13 @@ def test_second_precision_in_one_process_is_refused():
         DeviceError, match=r"training\.precision 'bf16' is not possible in this process"
     ):
         train(with_precision(tiny_recipe(epochs=1), "bf16"), data=tiny_data(), progress=False)
+
+
+def test_a_precision_that_a_cpu_does_not_train_in_is_refused(monkeypatch):
+    made = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr("accelerate.Accelerator", lambda **_: made)
+    with pytest.raises(DeviceError, match=r"'fp16' is not possible on a CPU"):
+        train(with_precision(tiny_recipe(epochs=1), "fp16"), data=tiny_data(), progress=False)
 
 
 def test_missing_accelerate_says_how_to_install(monkeypatch):

@@ -265,11 +265,11 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
 
 _CHANNELS = {
     functional.linear: -1,
-    functional.conv1d: 1,
-    functional.conv2d: 1,
-    functional.conv3d: 1,
+    functional.conv1d: -2,
+    functional.conv2d: -3,
+    functional.conv3d: -4,
 }
-"""Functions that sum over channels, with the axis on which an image has them."""
+"""Functions that sum over channels, with the axis on which images, or a single one, have them."""
 
 
 class OneAfterAnother(TorchFunctionMode):

@@ -80,8 +80,9 @@ def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
     if parameter is None:
-        expected = "a parameter that can be written, not one computed from others"
-        raise ArgumentError(must_be(name, expected, name))
+        raise ArgumentError(
+            f"{name} cannot be written: it is computed from other parameters, as in pruning"
+        )
     with torch.no_grad():
         parameter.copy_(values)
 

@@ -2,7 +2,7 @@
 
 from convattn.heads.analysis import analyze
 from convattn.heads.controls import CONTROLS
-from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
+from convattn.heads.convolved_attention import KernelMeans
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
 from convattn.heads.initialise import init_heads_
 from convattn.heads.mean_maps import attention_maps, mean_maps
@@ -11,7 +11,6 @@ from convattn.heads.replaceable_heads import random_heads
 
 __all__ = [
     "CONTROLS",
-    "ConvolvedAttention",
     "HeadSnapshot",
     "KernelMeans",
     "analyze",

@@ -77,7 +77,7 @@ def train(
             another process; a checkpoint or the results cannot be written; or the network to start from cannot be read.
         ConversionError: The conversion that the recipe asks for fails.
         DataError: The images cannot be loaded.
-        DeviceError: This process has already trained with another precision.
+        DeviceError: This process has already trained with another precision, or the device does not train in it.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
         RecipeError: A batch is larger than the data, or the recipe names no folder of the network to start from.
         TrainingError: The loss is not finite.
@@ -146,11 +146,16 @@ def _start_accelerator(
         optional_module(tracker, tracker, "track")
     names = list(trackers) or None
     try:
-        return Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)
+        made = Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)
     except ValueError as error:
         raise DeviceError(
             f"training.precision {precision!r} is not possible in this process: {error}"
         ) from None
+    if precision == "fp16" and made.device.type == "cpu":
+        raise DeviceError(
+            "training.precision 'fp16' is not possible on a CPU: it trains in float32 there"
+        )
+    return made
 
 
 @contextmanager
@@ -256,7 +261,9 @@ def _record(trainer: Trainer, revision: str | None) -> RunRecord:
         not_covered.append(
             f"accuracy in float32, in which the network is loaded: it was measured in {recipe.training.precision}"
         )
-    if trainer.data.record.name.partition(" (")[0] != recipe.data.name and not recipe.data.folder:
+    name = trainer.data.record.name.partition(" (")[0]
+    from_folder = recipe.data.name == "folder" and name.startswith("folder ")
+    if name != recipe.data.name and not from_folder:
         not_covered.append(
             "the command's data: images were given in Python in place of the recipe's"
         )

@@ -10,13 +10,13 @@ from jaxtyping import Float
 
 from convattn.errors import optional_module, require
 from convattn.files import AnyPath
-from convattn.heads.head_report import HeadReport, LayerReport
+from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport, LayerReport
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.wording import counted
 
 _MEASURED = "this network"
 
-CONTROLS = {_MEASURED: "o-", "shuffled images": "s--", "untrained weights": "^:"}
+CONTROLS = {_MEASURED: "o-", SHUFFLED: "s--", UNTRAINED: "^:"}
 """Line and marker of what was measured and of each control."""
 
 

@@ -1,6 +1,7 @@
 """Every part of an output is compared at its place, whatever it is: planted differences are found, others pass."""
 
 import collections
+import copy
 import dataclasses
 import datetime as dt
 import enum
@@ -262,6 +263,12 @@ def test_a_function_may_return_the_arrays_in_a_list(make, factor):
 
     certificate = certify(network, arrays, IMAGES)
     assert (certificate.verdict == "exact") == (factor == 1), certificate.summary()
+
+
+def test_a_single_image_may_have_as_many_rows_as_channels():
+    network = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
+    certificate = certify(network, copy.deepcopy(network), torch.randn(8, 8, 8))
+    assert certificate.verdict == "exact"
 
 
 def test_a_nested_tensor_is_compared_part_by_part():
