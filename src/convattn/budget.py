@@ -81,7 +81,7 @@ def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
 
 def _moved(x: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    steps = torch.rand(x.shape, generator=generator).round().to(x)
+    steps = torch.rand(x.shape, generator=generator, device="cpu").round().to(x)
     return x * (1 + torch.finfo(x.dtype).eps * steps)
 
 

@@ -29,13 +29,15 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    TransposedConvolution,
+    geometry_of,
     maps_of,
 )
 from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike, lay_out_as, leaf_node
 from convattn.random_numbers import SEED
-from convattn.structure import full_name
+from convattn.structure import computed_weights, full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
     functional.conv1d: nn.Conv1d,
@@ -71,6 +73,14 @@ class Call:
         ours = {**self.options, "output_padding": None}
         theirs = {**other.options, "output_padding": None}
         return (self.module, self.shape, ours) == (other.module, other.shape, theirs)
+
+    def is_computed_by(self, layer: Any) -> bool:
+        """Tells whether a layer is the convolution of this call, with any numbers."""
+        if type(layer) is not self.module or tuple(layer.weight.shape) != self.shape:
+            return False
+        ours = geometry_of(self.module, {**self.options, "kernel_size": self.shape[2:]})
+        theirs = geometry_of(self.module, vars(layer))
+        return (ours, self.options["groups"]) == (theirs, layer.groups)
 
 
 def _read(
@@ -145,6 +155,7 @@ class AttendedCalls(nn.Module):
         _tie(self)
         # loaded with assign=True, what was one parameter would be two
         self.register_load_state_dict_post_hook(_tie)
+        self.register_state_dict_post_hook(_hold_once)
 
     @_AsModule
     def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
@@ -158,15 +169,20 @@ class AttendedCalls(nn.Module):
             What the module returns.
 
         Raises:
+            ArgumentError: The values of a layer are computed, as by pruning.
             ConversionError: It calls other convolutions than when it was converted.
         """
         if any(isinstance(value, fx.Proxy) for value in (*positional, *named.values())):
             return leaf_node(self, *positional, **named)
         for layer, call in zip(self.layers, self.calls, strict=True):
-            if (
-                isinstance(layer, RelativeAttention)
-                and _shared_weight(self, call) is not layer.values.weight
-            ):
+            if not isinstance(layer, RelativeAttention):
+                continue
+            if computed_weights(layer.values) or parametrize.is_parametrized(layer.values):
+                raise ArgumentError(
+                    f"the weight of this {self.extra_repr()} is its module's: prune or normalise `layer.module`, not"
+                    " the `values` of layers inside"
+                )
+            if _shared_weight(self, call) is not layer.values.weight:
                 _tie(self)  # since then the weight is computed, as by weight normalisation
         running = _ByLayers(self)
         once = nullcontext()
@@ -231,9 +247,17 @@ class AttendedCalls(nn.Module):
         Parameters that no layer uses any more do not learn.
         """
         came_back = []
+        kernels = dict[str, Tensor]()
         for layer, call in zip(self.layers, self.calls, strict=True):
-            is_same = type(layer) is call.module and tuple(layer.weight.shape) == call.shape
+            is_same = call.is_computed_by(layer)
             came_back.append(is_same)
+            if is_same and call.weight:
+                kernel = layer.get_parameter("weight")
+                if not torch.equal(kernels.setdefault(call.weight, kernel), kernel):
+                    raise ConversionError(
+                        f"{self.extra_repr()} calls several convolutions with its {call.weight!r}, and they came back"
+                        " with different kernels: leave it out with `exclude`"
+                    )
             for name, key in ((call.weight, "weight"), (call.bias, "bias")):
                 own = self.module._parameters.get(name or "")
                 if own is None or isinstance(layer, RelativeAttention):
@@ -249,15 +273,31 @@ class AttendedCalls(nn.Module):
         prefix = others[0]
         inside = f"{prefix}module."
         keys = [key for key in state_dict if key.startswith(prefix)]
-        if not any(key.startswith(inside) for key in keys):
+        own = {name for name, _ in (*self.named_parameters(), *self.named_buffers())}
+        if own.isdisjoint(key.removeprefix(prefix) for key in keys):
             for key in keys:  # of the network before its conversion, in which layers hold nothing
                 state_dict[inside + key.removeprefix(prefix)] = state_dict.pop(key)
-            first: dict[nn.Parameter, str] = {}
-            for key, parameter in self.named_parameters(prefix[:-1], remove_duplicate=False):
-                other = first.setdefault(parameter, key)
-                if other in state_dict:
-                    state_dict[key] = state_dict[other]
+        for key, other in _shared_names(self).items():
+            if prefix + other in state_dict:
+                state_dict[prefix + key] = state_dict[prefix + other]
         super()._load_from_state_dict(state_dict, *others, **named)
+
+
+def _shared_names(wrapper: AttendedCalls) -> dict[str, str]:
+    """Names the parameters of layers that are the module's, with their names there."""
+    first: dict[nn.Parameter, str] = {}
+    shared = {}
+    for name, parameter in wrapper.named_parameters(remove_duplicate=False):
+        other = first.setdefault(parameter, name)
+        if other != name and name.startswith("layers."):
+            shared[name] = other
+    return shared
+
+
+def _hold_once(wrapper: AttendedCalls, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
+    """Leaves out what layers share with the module: a program that goes through the entries would change it twice."""
+    for name in _shared_names(wrapper):
+        state_dict.pop(prefix + name, None)
 
 
 def _tie(wrapper: AttendedCalls, _: Any = None) -> None:
@@ -305,6 +345,8 @@ class _ByLayers(TorchFunctionMode):
         super().__init__()
         self._owner = owner
         self._learns = torch.is_grad_enabled()
+        parts = list(owner.module.modules())[1:]
+        self._has_others = any(map(_may_convolve, parts))
         self.count = 0
 
     def __torch_function__(
@@ -317,11 +359,13 @@ class _ByLayers(TorchFunctionMode):
         module = self._owner.module
         calls = self._owner.calls
         names = [one.weight for one in calls]
-        if all(names) and not any(getattr(module, name or "", None) is weight for name in names):
+        own = {name for name in names if getattr(module, name or "", None) is weight}
+        if all(names) and not own and self._has_others:
             return func(*args, **kwargs)  # of a module inside
         place = self.count
         self.count += 1
-        if place >= len(calls) or not calls[place].fits(call):
+        fits = place < len(calls) and calls[place].fits(call)
+        if not fits or (own and calls[place].weight not in {None, *own}):
             raise ConversionError(
                 f"{self._owner.extra_repr()} calls another convolution than when it was converted: {call}"
             )
@@ -331,13 +375,19 @@ class _ByLayers(TorchFunctionMode):
                 f"{self._owner.extra_repr()} calls a convolution in a gradient checkpoint, which computes it again"
                 " without its layers: put the checkpoint around the module"
             )
-        y = _attend(layer, call, image, weight, bias)
+        y = _attend(layer, calls[place], image, weight, bias)
         held = calls[place].options.get("output_padding", ())
         wanted = call.options.get("output_padding", ())
         for axis, (most, end) in enumerate(zip(held, wanted, strict=True), -len(held)):
             if end < most:
                 y = y.narrow(axis, 0, y.shape[axis] - most + end)
         return lay_out_as(image, y)
+
+
+def _may_convolve(module: nn.Module) -> bool:
+    """Tells whether a module may call a convolution, as none of torch's but its convolutions do."""
+    is_torch = type(module).__module__.startswith("torch.nn.modules.")
+    return not is_torch or isinstance(module, AnyConvolution)
 
 
 def _is_more_than_a_convolution(layer: Any) -> bool:
@@ -373,7 +423,7 @@ def _attend(
         if layer.values.kernel_size is None:
             weight = maps_of(weight, call.module, call.options["groups"], call.options["stride"])
         given = {"values.weight": weight, "bias": bias}
-    elif type(layer) is not call.module or tuple(layer.weight.shape) != call.shape:
+    elif not call.is_computed_by(layer):
         given = {}
     with nullcontext() if torch.compiler.is_compiling() else _SWAP:
         held = dict(layer.named_parameters())
@@ -439,7 +489,7 @@ class Recorder(TorchFunctionMode):
         self.runs.setdefault(name, []).append([])
         is_sized = len(positional) > 1 or named.get("output_size")
         kind = parametrize.type_before_parametrizations(module)
-        if is_sized and kind in TRANSPOSED_CONVOLUTIONS.values():
+        if is_sized and issubclass(kind, TransposedConvolution):
             self.sized.add(name)
 
     def _end(self, module: nn.Module, *_: Any) -> None:
@@ -473,4 +523,4 @@ def record_calls(model: nn.Module, arguments: Arguments) -> Recorder:
 def _by_a_tenth(x: Tensor) -> Tensor:
     """Changes each number by up to a tenth, at random."""
     generator = torch.Generator().manual_seed(SEED)
-    return x * (1 + torch.rand(x.shape, generator=generator).to(x) / 10)
+    return x * (1 + torch.rand(x.shape, generator=generator, device="cpu").to(x) / 10)

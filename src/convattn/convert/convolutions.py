@@ -111,9 +111,11 @@ def find_convolutions(
     is left to convert, ConversionError says why.
     """
     every = names_by_module(model)
+    attended = {module.module for module in every if isinstance(module, AttendedCalls)}
+    candidates = {module: names for module, names in every.items() if module not in attended}
     refusals = {}
     scripted: tuple[str, ...] = ()
-    for module, names in every.items():
+    for module, names in candidates.items():
         reason = why_refused(module)
         if reason is not None and not names[0].startswith(scripted):
             refusals[module] = reason
@@ -123,7 +125,7 @@ def find_convolutions(
     selected, _ = select_modules(refused_names, None, include, exclude)
     recorder = Recorder() if selected else record_calls(model, arguments)
     named = {}
-    for module, names in every.items():
+    for module, names in candidates.items():
         calls = any(recorder.runs.get(names[0], []))
         if calls or isinstance(module, _ConvNd) or module in refusals:
             named[module] = names
@@ -232,9 +234,8 @@ def _read(
     `every` holds the names of all modules of the network.
     """
     names = every[module]
-    is_sized = names[0] in recorder.sized
     plain = None
-    if isinstance(module, _ConvNd) and not is_sized:
+    if isinstance(module, _ConvNd) and names[0] not in recorder.sized:
         plain = _read_plain(module, names)
     if plain is not None:
         convolutions = [plain]
@@ -242,7 +243,7 @@ def _read(
         reason = _why_not_found(module, every, recorder.runs)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        convolutions = _read_calls(module, names, recorder.runs[names[0]][0], is_sized)
+        convolutions = _read_calls(module, names, recorder.runs[names[0]][0])
     for one in convolutions:
         one.conv.train(module.training)
         reason = why_unsupported(one.conv)
@@ -286,12 +287,12 @@ def _why_not_found(
 
 
 def _read_calls(
-    module: nn.Module, names: Sequence[str], run: Sequence[SeenCall], is_sized: bool
+    module: nn.Module, names: Sequence[str], run: Sequence[SeenCall]
 ) -> list[NetworkConvolution]:
-    """Reads the convolutions that a module calls as functions in a run; `is_sized` if it was told its output's size."""
+    """Reads the convolutions that a module calls as functions in a run."""
     convolutions = []
     for number, seen in enumerate(run, start=1):
-        call = _ending_anywhere(seen.call) if is_sized else seen.call
+        call = _ending_anywhere(seen.call)
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias
         _require_plain(weight=weight)
@@ -305,7 +306,9 @@ def _read_calls(
 
 
 def _ending_anywhere(call: Call) -> Call:
-    """Returns a transposed call with the longest end, of which shorter ones are a part."""
+    """Returns a transposed call with the longest end, of which shorter ones are a part; another call as it is."""
+    if "output_padding" not in call.options:
+        return call
     along = zip(call.options["stride"], call.options["dilation"], strict=True)
     longest = tuple(max(pair) - 1 for pair in along)
     return replace(call, options={**call.options, "output_padding": longest})
@@ -331,8 +334,8 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     for part in kind.__mro__:
         if part not in base.__mro__ and used & vars(part).keys() - _HARMLESS:
             return None
-    held = {*module._parameters, *module._buffers, *module._modules}
-    if held != {"weight", "bias"} or replaced_methods(module):
+    others = {*module._buffers, *module._modules}
+    if set(module._parameters) != {"weight", "bias"} or others or replaced_methods(module):
         return None
     options = {name: getattr(module, name) for name in (*OPTIONS, "padding_mode")}
     if not options["in_channels"] or not options["out_channels"]:

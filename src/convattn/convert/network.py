@@ -177,9 +177,11 @@ def with_attention(
             conv = convolution.conv
             values: Any = layer.values
             layer.bias = old.bias
-            is_kernel = values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
-            own = old.weight if is_kernel else values.weight
-            values.weight = weights.setdefault((old.weight, type(conv), conv.groups), own)
+            is_plain = type(conv) in CONVOLUTIONS.values()
+            own = old.weight if is_plain and values.kernel_size is not None else values.weight
+            is_turned = not is_plain and set(conv.stride) != {1}
+            key = (old.weight, type(conv), conv.groups, is_turned)
+            values.weight = weights.setdefault(key, own)
         layers.append((convolution, layer))
         certificates.append(certificate)
     return place_layers(result, layers), certificates

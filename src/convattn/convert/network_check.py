@@ -15,6 +15,7 @@ from convattn.convert.convolutions import NetworkConvolution, place_layers
 from convattn.convert.network_runs import (
     ROUNDINGS,
     Arguments,
+    copy_network,
     layer_outputs,
     noticing_draws,
     run_batches,
@@ -296,7 +297,7 @@ def compare_layers(
         values_of: Returns outputs of the other network's layers on images, by names of the source's.
     """
     images = arguments.batches(FEW)[0]
-    exact = copy.deepcopy(source).double()
+    exact = copy_network(source).eval().double()
     high, takers = layer_outputs(exact, images, torch.float64)
     values = values_of(images, list(high))
     roundings = {}
@@ -306,7 +307,8 @@ def compare_layers(
             roundings[name] = Roundings(x)
     steps = {}
     moved = [images.rounded_differently(seed) for seed in range(ROUNDINGS)]
-    runs = [(source, given) for given in (images, *moved)]
+    # of a fresh copy each, because a network may change itself
+    runs = [(copy_network(source).eval(), given) for given in (images, *moved)]
     runs += [(network, images) for network in rounded]
     for network, given in runs:
         for name, low in layer_outputs(network, given)[0].items():

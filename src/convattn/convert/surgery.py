@@ -90,7 +90,7 @@ def first_change(layer: nn.Module, holding: Collection[nn.Module] = ()) -> str |
 
 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Replaces old modules by new ones wherever they are registered, and gives the old ones' hooks to the new.
+    """Replaces old modules by new ones wherever they are registered, and adds the old ones' hooks to the new.
 
     Returns the network, or what replaced it.
     """
@@ -99,8 +99,9 @@ def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module
             continue  # a new module that holds the old one calls its hooks
         for name in _CALLS:
             hooks = getattr(old, name)
-            setattr(new, name, type(hooks)(hooks))
-        new._is_full_backward_hook = old._is_full_backward_hook
+            setattr(new, name, type(hooks)({**getattr(new, name), **hooks}))
+        if old._is_full_backward_hook is not None:
+            new._is_full_backward_hook = old._is_full_backward_hook
     for parent in list(root.modules()):
         for key, child in parent._modules.items():
             if child is not None:

@@ -1,6 +1,6 @@
 """A convolution of torch as a window of taps, one displacement and one matrix each, and sums over taps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -88,23 +88,29 @@ def read_taps(conv: Any) -> Taps:
     reason = why_unsupported(conv)
     if reason is not None:
         raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
-    options = {name: getattr(conv, name) for name in ("kernel_size", "dilation", "padding_mode")}
-    if isinstance(conv, TransposedConvolution):
-        padding = []  # with which a plain convolution of the dilated input equals the transposed one
-        sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
-        for taps, step, pixels, extra in sizes:
-            before = step * (taps - 1) - int(pixels)
-            padding.append((before, before + extra))
-        options |= {"padding": padding, "input_dilation": conv.stride}
-    else:
-        options |= {"padding": conv.padding, "stride": conv.stride}
-    geometry = Geometry.parse(SUPPORTED_CONVOLUTIONS[type(conv)], **options)
+    geometry = geometry_of(type(conv), vars(conv))
     displacements = geometry.taps()
     if isinstance(conv, TransposedConvolution) and not geometry.spreads:
         displacements = displacements[::-1]
     maps = maps_of(conv.weight.detach(), type(conv), conv.groups, conv.stride).clone()
     bias = None if conv.bias is None else conv.bias.detach().clone()
     return Taps(geometry, displacements, maps, bias, conv.in_channels, conv.groups)
+
+
+def geometry_of(kind: type[AnyConvolution], options: Mapping[str, Any]) -> Geometry:
+    """Reads window, stride, padding and dilation of a kind of convolution from its attributes."""
+    names = ("kernel_size", "dilation", "padding_mode")
+    plain = {name: options[name] for name in names if name in options}
+    if kind in TRANSPOSED_CONVOLUTIONS.values():
+        padding = []  # with which a plain convolution of the dilated input equals the transposed one
+        names = ("kernel_size", "dilation", "padding", "output_padding")
+        for taps, step, pixels, extra in zip(*(options[name] for name in names), strict=True):
+            before = step * (taps - 1) - int(pixels)
+            padding.append((before, before + extra))
+        plain |= {"padding": padding, "input_dilation": options["stride"]}
+    else:
+        plain |= {"padding": options["padding"], "stride": options["stride"]}
+    return Geometry.parse(SUPPORTED_CONVOLUTIONS[kind], **plain)
 
 
 def maps_of(

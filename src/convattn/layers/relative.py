@@ -165,6 +165,8 @@ class ConvolutionLike(nn.Module, ABC):
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
         values = getattr(self, "values", None)
+        if isinstance(values, MergedValues) and values.weight is None:
+            raise AttributeError("the weight of this layer is computed in each call")
         if isinstance(values, MergedValues) and values.kernel_size is not None:
             return values()  # as it is held, so that what is written into it is kept
         maps = self._factors().whole()

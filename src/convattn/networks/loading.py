@@ -12,7 +12,7 @@ from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_t
 from convattn.files import AnyPath
 from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
-from convattn.networks.replaced import put_layers
+from convattn.networks.replaced import are_network, put_layers
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_sealed
@@ -129,7 +129,7 @@ def _restore(folder: Path, model: nn.Module | None, *, verify: bool) -> LoadedNe
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a("model", "a network, an instance of its class", model))
         network = copy_network(model)
-    elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
+    elif are_network(config["layers"]):
         network = nn.Identity()  # a layer that is the network takes its place
     else:
         network = _build(file, config, tensors)

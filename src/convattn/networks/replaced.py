@@ -44,12 +44,13 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
 def _require_rebuilt(layer: nn.Module, name: str, described: Mapping[str, Any]) -> None:
     """Raises UnsupportedModelError if a layer differs from the one that its description rebuilds.
 
-    Hooks on the layer itself may come back, with the network that it is put into.
+    Hooks on the layer itself may come back, with the network that it is put into; those of a module stay inside.
     """
     place = layer.module if isinstance(layer, AttendedCalls) else layer
     rebuilt = _rebuild(json.loads(json.dumps(described)), place)
     for difference in differences(Structure.of(layer).modules, Structure.of(rebuilt).modules):
-        if name and not difference.module and difference.key == HOOKS:
+        is_put_back = name and layer is place
+        if is_put_back and not difference.module and difference.key == HOOKS:
             continue
         at = f"{name}." if name else ""
         lines = _how_to_undo(layer, at)
@@ -76,9 +77,15 @@ def _how_to_undo(layer: nn.Module, prefix: str) -> list[str]:
 
 def _computes_weights(module: nn.Module) -> bool:
     """Tells whether hooks may compute the weights of a module, which is then left as the user's network has it."""
-    if isinstance(module, RelativeAttention):
+    if isinstance(module, RelativeAttention | AttendedCalls):
         return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def are_network(layers: Sequence[Any]) -> bool:
+    """Tells whether one of the described layers is the network itself, and holds no module of another class."""
+    wholes = [layer for layer in layers if isinstance(layer, dict) and layer.get("names") == [""]]
+    return any(layer.get("kind") != AttendedCalls.__name__ for layer in wholes)
 
 
 def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Module:

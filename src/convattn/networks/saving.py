@@ -18,7 +18,7 @@ from convattn.layers import FrozenAttention
 from convattn.networks.differences import first_differences
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
-from convattn.networks.replaced import describe_layers, put_layers
+from convattn.networks.replaced import are_network, describe_layers, put_layers
 from convattn.networks.saved_layers import KINDS
 from convattn.networks.source import create_network, own_source
 from convattn.networks.tensors import describe_tensors, file_tensors
@@ -274,7 +274,7 @@ def network_card(
     if certificate is not None:
         proof = f"```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
     use = 'load_network("FOLDER")  # or "OWNER/NAME" on the Hub'
-    if not source and not any("" in layer["names"] for layer in layers):
+    if not source and not are_network(layers):
         use = (
             f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
         )
