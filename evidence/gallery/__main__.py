@@ -58,8 +58,8 @@ def credit() -> str:
 
 def exhibition(record: Record, network: nn.Module, colours: Any) -> Exhibition:
     """Shows a network on photographs, with the layers that hold most of the cross, as many as fit."""
-    datasets = optional_module("sklearn.datasets", "scikit-learn", "train").datasets
-    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    datasets = optional_module("sklearn.datasets", "train").datasets
+    image = optional_module("PIL.Image", "pictures").Image
     photographs = [image.fromarray(datasets.load_sample_image(name)) for name in PHOTOGRAPHS]
     exhibit = Exhibit(
         network,
@@ -119,7 +119,7 @@ def write_pages(
 
 def _in_few_colours(file: Path, colours: int) -> bytes:
     """Returns the PNG file of a picture in few colours, which is smaller."""
-    picture = optional_module("PIL.Image", "pillow", "pictures").Image.open(file)
+    picture = optional_module("PIL.Image", "pictures").Image.open(file)
     content = io.BytesIO()
     picture.convert("RGB").quantize(colours).save(content, "png", optimize=True)
     return content.getvalue()
@@ -137,7 +137,7 @@ def draw(record: Record, shown: Exhibition, file: Path) -> list[int]:
     """Draws the cross of a network on its first photograph; returns row and column of the pixel that looks."""
     heads, exhibit = cross(record), shown.exhibits[0]
     looks = look(exhibit.network, exhibit.images[0], heads)
-    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    image = optional_module("PIL.Image", "pictures").Image
     with figure_files([file], (2.1, 2.95)) as figure:
         picture = image.fromarray(exhibit.pictures()[0].numpy())
         draw_cross(figure.subplots(), picture, heads, looks)

@@ -35,9 +35,9 @@ class Clip(NamedTuple):
 
 def clips(folder: Path, takes: Sequence[int], count: int, most: int = 100) -> list[Clip]:
     """Makes clips of `most` digits, or as many as fit, from some of the eight takes of each digit and speaker."""
-    parquet = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet
-    signal = optional_module("scipy.signal", "scipy", "study").signal
-    transformers = optional_module("transformers", "transformers", "transformers")
+    parquet = optional_module("pyarrow.parquet", "parquet").parquet
+    signal = optional_module("scipy.signal", "study").signal
+    transformers = optional_module("transformers", "transformers")
     extract = transformers.WhisperFeatureExtractor(feature_size=80)
     spoken: dict[str, list[tuple[int, np.ndarray]]] = {}
     heard: dict[tuple[str, int], int] = {}

@@ -94,8 +94,8 @@ HUES = {"left": "#56B4E9", "right": "#E69F00", "above": "#CC79A7", "below": "#4C
 def main() -> None:
     """Draws."""
     work = new_parser(__doc__, "--work").parse_args().work
-    datasets = optional_module("sklearn.datasets", "scikit-learn", "train").datasets
-    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    datasets = optional_module("sklearn.datasets", "train").datasets
+    image = optional_module("PIL.Image", "pictures").Image
     photograph = image.fromarray(datasets.load_sample_image("flower.jpg"))
     records = {name: read_record(name) for name in NETWORKS}
     records = {name: record for name, record in records.items() if record is not None}
@@ -115,8 +115,8 @@ def main() -> None:
 
 def draw_cross(panel: Any, shown: Any, heads: Sequence[Head], looks: Sequence[Looks]) -> None:
     """Draws where heads look from one patch: a colour each, as opaque as the share of attention."""
-    colours = optional_module("matplotlib.colors", "matplotlib", "train").colors
-    patches = optional_module("matplotlib.patches", "matplotlib", "train").patches
+    colours = optional_module("matplotlib.colors", "train").colors
+    patches = optional_module("matplotlib.patches", "train").patches
     count = looks[0].layout.grid[0]
     pixels = SIZE // count
     grey = 0.5 * np.asarray(shown.convert("L"), dtype=float)[..., None] / 255

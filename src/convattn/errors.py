@@ -224,34 +224,38 @@ class MissingDependencyError(ConvAttnError, ImportError):
         return f"this needs {names}, which {verb} not installed; run: {install}"
 
 
-def optional_module(name: str, package: str, extra: str) -> ModuleType:
+_PACKAGES = {
+    "PIL": "pillow",
+    "huggingface_hub": "huggingface-hub",
+    "sklearn": "scikit-learn",
+    "tomli_w": "tomli-w",
+}
+"""Packages by the modules that they bring, where the names differ."""
+
+
+def optional_module(name: str, extra: str) -> ModuleType:
     """Imports a module of an optional package, and returns the outermost package, as `import` does.
 
     Raises MissingDependencyError, which names the package and the extra that brings it, if it is not installed.
 
     Example:
-        >>> optional_module("xml.dom", "xml", "none").dom.__name__
+        >>> optional_module("xml.dom", "none").dom.__name__
         'xml.dom'
     """
     try:
         return __import__(name)
     except ImportError:
-        raise MissingDependencyError(package, extra) from None
+        outermost = name.partition(".")[0]
+        raise MissingDependencyError(_PACKAGES.get(outermost, outermost), extra) from None
 
 
 def require_packages(**needed: Sequence[str]) -> None:
     """Raises one MissingDependencyError for all modules that are not installed; each extra is given those it brings."""
-    packages = {
-        "PIL": "pillow",
-        "huggingface_hub": "huggingface-hub",
-        "sklearn": "scikit-learn",
-        "tomli_w": "tomli-w",
-    }
     missing: dict[str, str] = {}
     for extra, modules in needed.items():
         for name in modules:
             if find_spec(name) is None:
-                missing[packages.get(name, name)] = extra
+                missing[_PACKAGES.get(name, name)] = extra
     if missing:
         extras = dict.fromkeys(missing.values())
         raise MissingDependencyError(" ".join(missing), ",".join(extras))

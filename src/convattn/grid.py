@@ -169,11 +169,6 @@ class Geometry:
         return tuple(along)
 
     @property
-    def anchor(self) -> tuple[int, ...]:
-        """Pixels from the window's first tap to the query."""
-        return tuple(-taps[0] for taps in self.window)
-
-    @property
     def spreads(self) -> bool:
         """Whether zeros lie between the input pixels on the key grid, as in a transposed convolution."""
         return set(self.input_dilation) != {1}
@@ -263,7 +258,6 @@ class Window:
         taps: tuple[range, ...],
         *,
         transposed: bool = False,
-        axes: Sequence[Axis] | None = None,
     ) -> "Window | None":
         """Finds the arguments that put the taps there and keep the layer's number of outputs.
 
@@ -271,7 +265,6 @@ class Window:
             geometry: The layer's window, stride, padding and input dilation.
             taps: Displacements of the taps from the query along each axis, in pixels.
             transposed: Whether the convolution is a transposed one.
-            axes: Queries and keys of images of one size, to fit these alone; None fits images of every size.
 
         Returns:
             The window; None if torch has no such convolution. Whether it pads with what the layer pads with is for the
@@ -294,11 +287,6 @@ class Window:
             else:
                 pad = start - along[0]
                 fits = more == 0
-                if axes is not None:
-                    own = geometry.window[number]
-                    room = axes[number].keys - 1 + own[0] - own[-1]
-                    stride = geometry.stride[number]
-                    fits = (room - more) // stride == room // stride
             if pad < 0 or not fits:
                 return None
             padding.append(pad)

@@ -52,15 +52,18 @@ def from_seed(network: nn.Module) -> Iterator[None]:
 def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
 
-    None takes the size for which a network of timm was built, or else 3 x 224 x 224. A size that cannot be drawn raises
-    ArgumentError.
+    None takes the size for which a network of timm or of this library was built, or else 3 x 224 x 224. A size that
+    cannot be drawn raises ArgumentError.
     """
-    size = shape
+    size = shape or _SIZE
     config = getattr(network, "default_cfg", None)
-    if size is None and isinstance(config, Mapping):
+    made_with = getattr(network, "arguments", None)
+    if shape is None and isinstance(config, Mapping):
         size = config.get("input_size") or _SIZE
         size = (size[0], *(built_for(network) or size[1:]))
-    size = size or _SIZE
+    elif shape is None and isinstance(made_with, Mapping) and "in_channels" in made_with:
+        side = made_with.get("image_size", 32)
+        size = (made_with["in_channels"], side, side)
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     try:
         drawn = standard_normal((1, *size))

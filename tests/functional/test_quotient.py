@@ -26,7 +26,7 @@ def scores(sizes, *, separable):
     return [torch.randn(3, *shape, generator=generator) for shape in shapes]
 
 
-def by_definition(x, tables, axes, present=None):
+def by_definition(x, tables, axes):
     """Softmax over all keys, where scores outside the box are −∞."""
     dims = len(axes)
     whole = tables[0]
@@ -43,42 +43,34 @@ def by_definition(x, tables, axes, present=None):
         inside.append(slice(first - axis.lowest, last - axis.lowest + 1))
         seen.append(slice(first - low, last - low + 1))
     table[(slice(None), *inside)] = whole[(slice(None), *seen)]
-    by_pair = displacement_scores(table, axes)
-    if present is not None:
-        by_pair = by_pair.masked_fill(~present.flatten(1)[:, None, None], -torch.inf)
-    weights = attention_weights(by_pair)
+    weights = attention_weights(displacement_scores(table, axes))
     heads, channels = torch.eye(3)[:, :, None], x.shape[1]
     maps = (heads[..., None] * torch.eye(channels)).flatten(1, 2).to(x.dtype)
     y = attend(weights, x, maps)
     return y.view(len(x), 3, channels, *(len(axis.queries) for axis in axes))
 
 
-def means_of(x, tables, axes, present=None):
+def means_of(x, tables, axes):
     lows = [low for low, _ in BOX[len(axes)]]
-    return kernel_means(x[:, None], kernels_of_scores(tables), lows, axes, present=present)
+    return kernel_means(x[:, None], kernels_of_scores(tables), lows, axes)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("separable", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_means_are_attention_within_the_box(case, separable, masked, gradients):
+def test_means_are_attention_within_the_box(case, separable, gradients):
     sizes, window = CASES[case]
     axes = Geometry.parse(len(sizes), **window).axes(sizes)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 5, *sizes, generator=generator, requires_grad=gradients)
-    present = None
-    if masked:  # one key of each image is left out, so that none is without keys
-        present = torch.ones(2, *sizes, dtype=torch.bool)
-        present.view(2, -1)[:, 3] = False
     tables = scores(sizes, separable=separable)
 
     def compute(x, *tables):
-        return by_definition(x, tables, axes, present)
+        return by_definition(x, tables, axes)
 
     hi = compute(x.detach().double(), *(table.double() for table in tables))
     with torch.set_grad_enabled(gradients):
-        y = means_of(x, tables, axes, present).detach()
+        y = means_of(x, tables, axes).detach()
     assert_within_budget(y, hi, roundings(compute, x.detach(), *tables))
 
 

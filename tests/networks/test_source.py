@@ -22,7 +22,6 @@ from convattn.errors import (
 from convattn.models import AttentionNet, ConvNet
 from convattn.networks import create_network
 from convattn.networks.images import (
-    draw_images,
     normalisation,
     open_images,
     preparation,
@@ -30,6 +29,7 @@ from convattn.networks.images import (
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.tensors import load_weights
+from convattn.random_numbers import draw_image
 
 
 def test_networks_are_built_by_name_without_a_trace_in_the_random_numbers():
@@ -258,10 +258,10 @@ def test_a_network_that_does_not_say_how_is_refused():
 
 
 def test_an_image_is_drawn_in_the_size_that_the_network_says():
-    assert draw_images(AttentionNet(width=8, image_size=20, in_channels=1)).shape == (1, 1, 20, 20)
-    assert draw_images(create_network("timm:resnet10t")).shape[1:] == (3, 176, 176)
-    assert draw_images(nn.Linear(2, 3)).shape == (1, 3, 224, 224)
-    assert draw_images(nn.Linear(2, 3).double(), (5, 7)).dtype == torch.float64
+    assert draw_image(AttentionNet(width=8, image_size=20, in_channels=1)).shape == (1, 1, 20, 20)
+    assert draw_image(create_network("timm:resnet10t")).shape[1:] == (3, 176, 176)
+    assert draw_image(nn.Linear(2, 3)).shape == (1, 3, 224, 224)
+    assert draw_image(nn.Linear(2, 3).double(), (5, 7)).dtype == torch.float64
 
 
 def test_networks_that_draw_for_seconds_unless_told_not_to_warn_are_told():
@@ -291,4 +291,4 @@ def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
 
 def test_images_have_the_size_for_which_a_network_was_built():
     network = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=1, embed_dim=48)
-    assert draw_images(network).shape == (1, 3, 32, 48)
+    assert draw_image(network).shape == (1, 3, 32, 48)

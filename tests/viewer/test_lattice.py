@@ -8,7 +8,7 @@ from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import OUTSIDE, AttentionCall, global_layout
-from convattn.viewer.image_maps import PADDING, LayerCall, LayerMaps
+from convattn.viewer.image_maps import LayerCall, LayerMaps
 from convattn.viewer.lattice import key_lattice
 from convattn.viewer.scene import SceneTensors
 
@@ -59,4 +59,4 @@ def test_queries_of_padding_are_nowhere():
     padded = replace(layout, queries=torch.tensor([[-1, 0, OUTSIDE, 2]]))
     collected = SceneTensors(1000)
     described = LayerMaps(_read(padded), "0/0", collected).describe("mix", None)
-    assert collected.by_name[described["queries"]].tolist() == [[-1, 0, PADDING, 2]]
+    assert collected.by_name[described["queries"]].tolist() == [[-1, 0, OUTSIDE, 2]]

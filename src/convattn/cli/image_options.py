@@ -55,12 +55,8 @@ class ImageOptions:
 
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
         """Reads the images, takes those of the network's own test set, or draws one."""
-        from convattn.networks.images import (
-            draw_images,
-            own_images,
-            read_images,
-            require_no_colours,
-        )
+        from convattn.networks.images import own_images, read_images, require_no_colours
+        from convattn.random_numbers import draw_image
 
         count, reason, images = self.limit or _COUNT, "", None
         if self.path is not None:
@@ -78,7 +74,7 @@ class ImageOptions:
                 "--limit needs --images: it is the number of images to take from there"
             )
         require_no_colours(loaded, "random numbers are none")
-        drawn = draw_images(loaded.network, self.shape)
+        drawn = draw_image(loaded.network, self.shape)
         words = f"one standard normal image {tuple(drawn.shape)}, seed 0{reason}"
         return ComparisonImages(drawn, words, True)
 

@@ -113,7 +113,7 @@ def _require_known(options: Mapping[str, Any], known: Collection[str], runtime: 
 
 
 def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Session:
-    runtime = optional_module("onnxruntime", "onnxruntime", "export")
+    runtime = optional_module("onnxruntime", "export")
     source, quantised, values = _read_onnx(path, names)
     if options is None:
         options = {"providers": ["CPUExecutionProvider"]}
@@ -143,7 +143,7 @@ def _read_onnx(path: Path, names: Sequence[str]) -> tuple[str | bytes, bool, dic
     """
     if path.suffix.lower() != ".onnx" or find_spec("onnx") is None:
         return str(path), False, {}
-    onnx = optional_module("onnx", "onnx", "export")
+    onnx = optional_module("onnx", "export")
     model = onnx.load(str(path), load_external_data=bool(names))
     values = {}
     for node in model.graph.node:
@@ -160,7 +160,7 @@ def _read_onnx(path: Path, names: Sequence[str]) -> tuple[str | bytes, bool, dic
 
 
 def _in_openvino(path: Path, options: Options, names: Sequence[str]) -> Session:
-    runtime = optional_module("openvino", "openvino", "export")
+    runtime = optional_module("openvino", "export")
     source, _, values = _read_onnx(path, names)
     core = runtime.Core()
     model = core.read_model(source)

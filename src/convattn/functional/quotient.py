@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,8 +51,6 @@ def kernel_means(
     kernels: Sequence[Float[Tensor, "heads *taps"]],
     lows: Sequence[int],
     axes: Sequence[Axis],
-    *,
-    present: Bool[Tensor, "batch *keys"] | None = None,
 ) -> Float[Tensor, "batch heads channels *queries"]:
     """Takes the means of pixels under each head's kernel.
 
@@ -61,7 +59,6 @@ def kernel_means(
         kernels: g ≥ 0: one kernel of all axes, or one per axis if it is a product over axes.
         lows: Displacement of the first tap along each axis, in pixels.
         axes: Queries and keys along each axis.
-        present: Which keys count; None means all.
 
     Returns:
         The means, in the wider of the dtypes of pixels and kernels; 0 where no weight is left.
@@ -71,9 +68,7 @@ def kernel_means(
         >>> kernel_means(x.view(1, 1, 1, 4), [kernel], [-1], [Axis(range(4), 4)]).flatten().tolist()
         [4.0, 6.0, 5.0, 5.0]
     """
-    divisors = _kernel_divisors(kernels, lows, axes, present)
-    if present is not None:
-        x = x * present[:, None, None]
+    divisors = _kernel_divisors(kernels, lows, axes)
     return weighted_sums(x, kernels, lows, axes) / divisors[:, :, None]
 
 
@@ -105,22 +100,14 @@ def _kernel_divisors(
     kernels: Sequence[Float[Tensor, "heads *taps"]],
     lows: Sequence[int],
     axes: Sequence[Axis],
-    present: Bool[Tensor, "batch *keys"] | None = None,
-) -> Float[Tensor, "batch_or_one heads *queries"]:
-    """Returns Σ_δ g_h(δ) m[q + δ] at every query, 1 where no weight is left; the arguments are those of `kernel_means`.
-
-    Without a mask they do not depend on the images.
-    """
+) -> Float[Tensor, "one heads *queries"]:
+    """Returns Σ_δ g_h(δ) over the keys that each query sees, 1 where that is 0; arguments as of `kernel_means`."""
     heads = len(kernels[0])
-    steps = _steps(kernels, lows, axes)
-    if present is not None:
-        ones = present.to(kernels[0].dtype)[:, None].expand(-1, heads, *present.shape[1:])
-        sums = _correlate(_laid_out(ones, steps), steps)
-    else:  # a product over axes has the same sums along an axis at every place of the others
-        sums = kernels[0].new_ones(())
-        for step in steps:
-            ones = step.kernel.new_ones(1, heads, *(axis.keys for axis in step.axes))
-            sums = sums * _correlate(_laid_out(ones, [step]), [step])
+    # a product over axes has the same sums along an axis at every place of the others
+    sums = kernels[0].new_ones(())
+    for step in _steps(kernels, lows, axes):
+        ones = step.kernel.new_ones(1, heads, *(axis.keys for axis in step.axes))
+        sums = sums * _correlate(_laid_out(ones, [step]), [step])
     sums = sums.view(sums.shape[: 2 + len(axes)])
     return sums.masked_fill(sums == 0, 1)
 

@@ -245,7 +245,7 @@ class ShiftPath(Path):
         by_tap = _by_tap(whole, self.shifts.offsets, taps)
         window = None
         if _pads_zeros(geometry):
-            window = Window.fit(geometry, taps, transposed=geometry.spreads, axes=axes)
+            window = Window.fit(geometry, taps, transposed=geometry.spreads)
         seen = _seen(taps, axes)
         leads_out = any(
             start < 0 or stop > axis.keys for (start, stop), axis in zip(seen, axes, strict=True)

@@ -56,7 +56,7 @@ def read_heads(run: AnyPath) -> list[HeadSnapshot]:
         MissingDependencyError: pyarrow is not installed.
     """
     path = Path(run) / HEADS
-    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
+    pa = optional_module("pyarrow.parquet", "parquet")
     if not path.exists():
         raise CheckpointError(
             f"{run} holds no {HEADS}: runs have one if their heads have centres, as those of quadratic encodings"

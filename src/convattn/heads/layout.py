@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-OUTSIDE = torch.iinfo(torch.int64).min
+OUTSIDE = torch.iinfo(torch.int32).min
 """Index of a query that is neither a position of the grid nor a prefix token: padding, cropped away afterwards."""
 
 WHOLE = ("global", "sequence")

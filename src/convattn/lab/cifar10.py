@@ -76,7 +76,7 @@ def holds_cifar10(folder: Path) -> bool:
 
 def _fetch(name: str) -> Path:
     """Fetches a file into the Hub's cache, unless it is there."""
-    hub = optional_module("huggingface_hub", "huggingface-hub", "train")
+    hub = optional_module("huggingface_hub", "train")
     place = f"{_SUBFOLDER}/{name}"
     try:
         return Path(hub.hf_hub_download(_REPOSITORY, place, repo_type="dataset"))
@@ -98,7 +98,7 @@ def _existing(folder: Path, name: str) -> Path:
 
 
 def _read_split(path: Path) -> ImageSplit:
-    pa = optional_module("pyarrow.parquet", "pyarrow", "train")
+    pa = optional_module("pyarrow.parquet", "train")
     try:
         table = pa.parquet.read_table(path)
         columns = {field.name: str(field.type) for field in table.schema}
@@ -118,7 +118,7 @@ def _read_split(path: Path) -> ImageSplit:
 
 def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:
     """Decodes one image to (rows, cols, 3) bytes."""
-    pil = optional_module("PIL.Image", "pillow", "train")
+    pil = optional_module("PIL.Image", "train")
     try:
         with pil.Image.open(io.BytesIO(encoded or b"")) as image:
             pixels = np.asarray(image.convert("RGB"))

@@ -56,7 +56,7 @@ def figure_files(paths: Sequence[AnyPath], size: tuple[float, float]) -> Iterato
     forms = {path: Path(path).suffix.removeprefix(".").lower() for path in paths}
     for path, form in forms.items():
         require_name(f"ending of the figure {path}:", form, FORMATS)
-    matplotlib = optional_module("matplotlib.figure", "matplotlib", "analyze")
+    matplotlib = optional_module("matplotlib.figure", "analyze")
     with matplotlib.rc_context(_STYLE):
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
         yield figure

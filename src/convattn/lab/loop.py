@@ -143,7 +143,7 @@ def _start_accelerator(
 
     for tracker in trackers:
         require_name("tracker", tracker, _TRACKERS)
-        optional_module(tracker, tracker, "track")
+        optional_module(tracker, "track")
     names = list(trackers) or None
     try:
         made = Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)

@@ -15,7 +15,7 @@ def model_card(record: RunRecord, *, license_id: str | None = None) -> str:
     """
     # images given in Python are not those that the recipe names
     dataset = record.data.name.rpartition(" (")[0] or record.data.name
-    hub = optional_module("huggingface_hub", "huggingface-hub", "train")
+    hub = optional_module("huggingface_hub", "train")
     front = hub.ModelCardData(
         library_name="convattn",
         license=license_id,

@@ -15,7 +15,7 @@ def fill_template(template: str, **contents: Any) -> str:
     Text in HTML is escaped. The filter `cell` makes a cell of a table in Markdown, `number` formats a number, and
     one that is unknown as "–", and `base64` encodes a picture, as bytes.
     """
-    jinja2 = optional_module("jinja2", "jinja2", "analyze")
+    jinja2 = optional_module("jinja2", "analyze")
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=template.endswith(".html"),

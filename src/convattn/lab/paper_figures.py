@@ -218,7 +218,7 @@ def make_final_heads(
 
 def _write_heads(path: Path, run: Path, column: str, value: int) -> None:
     """Writes the rows of a run's heads that have a value in a column."""
-    pa = optional_module("pyarrow.parquet", "pyarrow", "train")
+    pa = optional_module("pyarrow.parquet", "train")
     filters = [(column, "==", value)]
     shown = pa.parquet.read_table(run / HEADS, columns=[*HEAD_COLUMNS], filters=filters)
     write_parquet(path, zip(*shown.to_pydict().values(), strict=True), HEAD_COLUMNS)

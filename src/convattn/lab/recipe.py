@@ -386,7 +386,7 @@ def _override(content: dict[str, Any], key: str, text: str) -> None:
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """Returns a recipe as TOML with every value, for `load_recipe`; raises MissingDependencyError without tomli-w."""
-    tomli_w = optional_module("tomli_w", "tomli-w", "train")
+    tomli_w = optional_module("tomli_w", "train")
     return tomli_w.dumps(recipe.to_dict(), multiline_strings=True)
 
 

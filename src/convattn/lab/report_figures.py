@@ -121,7 +121,7 @@ def _draw_heads(
 
 def _scale(maps: Float[np.ndarray, "heads rows cols"]) -> Any:
     """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
-    matplotlib = optional_module("matplotlib.colors", "matplotlib", "analyze")
+    matplotlib = optional_module("matplotlib.colors", "analyze")
     most = float(np.max(maps, where=np.isfinite(maps), initial=1e-12))
     return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=most)
 
@@ -158,7 +158,7 @@ def head_maps(layer: LayerReport) -> Float[np.ndarray, "heads rows cols"]:
 
 def head_pictures(layer: LayerReport) -> list[bytes]:
     """Draws `head_maps` of a layer on one scale: PNG files of a pixel for each displacement."""
-    matplotlib = optional_module("matplotlib.image", "matplotlib", "analyze")
+    matplotlib = optional_module("matplotlib.image", "analyze")
     maps = head_maps(layer)
     scale = _scale(maps)
     pictures = []

@@ -28,7 +28,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def write_parquet(path: Path, rows: Iterable[Sequence[object]], columns: Mapping[str, str]) -> None:
     """Writes one row or more as a parquet file with checksums, whole or not at all; `columns` are dtypes by name."""
-    pa = optional_module("pyarrow.parquet", "pyarrow", "train")
+    pa = optional_module("pyarrow.parquet", "train")
     table = pa.table([*zip(*rows, strict=True)], schema=pa.schema(columns))
     with new_file(path) as file:
         pa.parquet.write_table(table, file, write_page_checksum=True)

@@ -97,7 +97,7 @@ class NormalisedConv(ConvolutionLike):
             expected,
             box,
         )
-        sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=0.0)
+        sizes = layer_sizes(in_channels, out_channels, num_heads, groups)
         self._geometry = Geometry.parse(self.dims, **window)
         self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
         self.head_width = None if head_width is None else whole_number("head_width", head_width)
@@ -154,8 +154,7 @@ class NormalisedConv(ConvolutionLike):
             kernels = kernels_of_scores(list(self.scores))
             lows = [low for low, _ in self.box]
             means = kernel_means(keys[:, None], kernels, lows, axes).to(x.dtype)
-        if self.groups > 1:
-            means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
+        means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         maps = rearrange(factors.whole(), "heads outputs channels -> outputs (heads channels)")
         ones = (1,) * self.dims
         none = (0,) * self.dims

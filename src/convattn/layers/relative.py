@@ -331,7 +331,9 @@ class RelativeAttention(ConvolutionLike, ABC):
         if num_heads is None:
             encoding = _heads_on_taps(encoding, geometry)
             num_heads = encoding.num_heads
-        sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
+        sizes = layer_sizes(in_channels, out_channels, num_heads, groups)
+        is_share = isinstance(dropout, Real) and 0 <= dropout < 1
+        require(is_share, "dropout", "a probability in [0, 1)", dropout)
         self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
         self.head_width = None if head_width is None else whole_number("head_width", head_width)
         self.dropout = float(dropout)
@@ -662,22 +664,14 @@ def leaf_node(module: nn.Module, *positional: Any, **named: Any) -> Any:
     return tracer.create_proxy("call_module", name, positional, named)
 
 
-def layer_sizes(
-    in_channels: int, out_channels: int, num_heads: int, groups: int, *, dropout: float
-) -> list[int]:
-    """Returns the sizes; ArgumentError if one is not positive, groups do not divide channels, or dropout is ≥ 1."""
+def layer_sizes(in_channels: int, out_channels: int, num_heads: int, groups: int) -> list[int]:
+    """Returns the sizes; ArgumentError if one is not positive, or groups do not divide channels."""
     channels = {"in_channels": in_channels, "out_channels": out_channels}
     named = {**channels, "num_heads": num_heads, "groups": groups}
     sizes = [whole_number(name, size) for name, size in named.items()]
     for name, value in channels.items():
         if value % groups:
             raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
-    require(
-        isinstance(dropout, Real) and 0 <= dropout < 1,
-        "dropout",
-        "a probability in [0, 1)",
-        dropout,
-    )
     return sizes
 
 

@@ -168,8 +168,8 @@ def load_digits() -> ImageDataset:
         >>> digits.image_shape, len(digits.train), len(digits.test), digits.num_classes
         ((1, 8, 8), 1437, 360, 10)
     """
-    sklearn = optional_module("sklearn.datasets", "scikit-learn", "train")
-    optional_module("sklearn.model_selection", "scikit-learn", "train")
+    sklearn = optional_module("sklearn.datasets", "train")
+    optional_module("sklearn.model_selection", "train")
     levels, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = torch.from_numpy(levels).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
     whole = ImageSplit(images, torch.from_numpy(labels).to(torch.int64))

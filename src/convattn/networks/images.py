@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, DataError, MissingDependencyError, require
-from convattn.models.classifier import ImageClassifier
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples
 from convattn.networks.loading import LoadedNetwork
 from convattn.networks.pictures import (
@@ -73,7 +72,7 @@ def preparation(loaded: LoadedNetwork) -> Prepare:
         prepare = transformers_preparation(name)
     if prepare is not None:
         return prepare
-    size = (len(draw_images(network)[0]), _side(network), _side(network))
+    size = (len(draw_image(network)[0]), _side(network), _side(network))
     raise ArgumentError(
         f"nothing says how pictures are prepared for this {type(network).__name__}: give --mean and --std of the"
         " channels, with which it was trained, in units of the full range [0, 1]; or prepare them yourself, as an array"
@@ -92,7 +91,7 @@ def _side(network: nn.Module) -> int:
     """Returns how many rows and columns the images of a network have, as far as it says so."""
     size = getattr(getattr(network, "config", None), "image_size", None)
     if size is None:
-        return draw_images(network).shape[-1]
+        return draw_image(network).shape[-1]
     return int(size if isinstance(size, int) else max(size))
 
 
@@ -125,20 +124,6 @@ def trained_on(folder: Path | None) -> str | None:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return None
-
-
-def draw_images(
-    network: nn.Module, shape: tuple[int, ...] | None = None
-) -> Float[Tensor, "images *sizes"]:
-    """Draws one image of standard normal numbers in the network's dtype; `shape` leaves out the batch.
-
-    Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
-    for, or else 3 x 224 x 224.
-    """
-    if shape is None and isinstance(network, ImageClassifier):
-        size = network.arguments.get("image_size", 32)
-        shape = (network.arguments.get("in_channels", 3), size, size)
-    return draw_image(network, shape)
 
 
 @final

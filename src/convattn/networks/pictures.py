@@ -36,7 +36,7 @@ def picture_files(place: Path) -> list[Path]:
 
 def pillow() -> Any:
     """Returns pillow, with its modules Image and ImageOps; raises MissingDependencyError if it is not installed."""
-    return optional_module("PIL.ImageOps", "pillow", "pictures")
+    return optional_module("PIL.ImageOps", "pictures")
 
 
 def read_picture(file: Path, *, keep_grey: bool = False) -> Any:

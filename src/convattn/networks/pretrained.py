@@ -95,7 +95,7 @@ def fetch(source: AnyPath, *, cache_dir: AnyPath | None, **options: Any) -> Path
         expected = 'a folder that exists, "convattn:NAME" or a repository "owner/name" of the Hub'
         raise CheckpointError(must_be("source", expected, str(source)))
     cache = None if cache_dir is None else str(as_path(cache_dir, "cache_dir"))
-    hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
+    hub = optional_module("huggingface_hub", "hub")
     try:
         fetched = hub.snapshot_download(
             source,

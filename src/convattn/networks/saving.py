@@ -186,7 +186,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
                 raise ArgumentError(
                     f"source, options and certificate must be left out, because {folder} has its own"
                 )
-        api = optional_module("huggingface_hub", "huggingface-hub", "hub").HfApi(token=token)
+        api = optional_module("huggingface_hub", "hub").HfApi(token=token)
         repository = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
         return api.upload_folder(
             repo_id=repository.repo_id,

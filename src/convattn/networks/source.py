@@ -147,7 +147,7 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor] | None:
     Returns None if they do not say it, as those that `save_pretrained` of the network alone wrote. Raises ArgumentError
     if a package is missing that prepares them.
     """
-    transformers = optional_module("transformers", "transformers", "hf")
+    transformers = optional_module("transformers", "hf")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name, **_trusted(name))
     except ImportError as error:
@@ -193,7 +193,7 @@ def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bo
 
 def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     """Builds what a configuration says, of pictures and text the part for pictures; code that is with it is not run."""
-    transformers = optional_module("transformers", "transformers", "hf")
+    transformers = optional_module("transformers", "hf")
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its report on weights: what is missing is an error here
     try:
@@ -251,7 +251,7 @@ def _trusted(name: str) -> dict[str, Any]:
 
 def _require_fetchable(repository: str) -> None:
     """Raises CheckpointError if the weights in a repository of the Hub are not in its cache, and it does not answer."""
-    hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
+    hub = optional_module("huggingface_hub", "hub")
     if not (hub.try_to_load_from_cache(repository, "model.safetensors") or _reaches_hub()):
         raise CheckpointError(
             f"cannot fetch weights: the Hugging Face Hub does not answer, and {repository} is not in its cache"
@@ -260,7 +260,7 @@ def _require_fetchable(repository: str) -> None:
 
 def _reaches_hub() -> bool:
     """Tells whether the Hugging Face Hub answers."""
-    hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
+    hub = optional_module("huggingface_hub", "hub")
     try:
         hub.get_session().head(hub.constants.ENDPOINT, timeout=10)
     except Exception:  # noqa: BLE001 - of a client that is not always the same
@@ -287,8 +287,8 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _timm() -> ModuleType:
-    return optional_module("timm", "timm", "timm")
+    return optional_module("timm", "timm")
 
 
 def _torchvision_models() -> ModuleType:
-    return optional_module("torchvision.models", "torchvision", "timm").models
+    return optional_module("torchvision.models", "timm").models

@@ -122,10 +122,6 @@ def require_image_grid(name: str, axes: int) -> None:
         )
 
 
-PADDING = torch.iinfo(torch.int32).min
-"""Index of a query that is padding, cropped away afterwards."""
-
-
 class LayerMaps:
     """The maps of one layer while images pass: rows in bytes go into the scene, and the weights of all are summed."""
 
@@ -176,7 +172,7 @@ class LayerMaps:
         allowed = self.layout.allowed
         if allowed is not None:
             allowed = tensors.add(f"{key}/allowed", allowed.to(torch.uint8))
-        queries = self.layout.queries.clamp(min=PADDING).int()
+        queries = self.layout.queries.int()
         return {
             "kind": "maps",
             "parts": parts,

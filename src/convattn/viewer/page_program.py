@@ -100,9 +100,9 @@ class _UnknownPartError(Exception):
 def _keeps_grid(layer: RelativeAttention2d) -> bool:
     """Tells whether queries are the pixels of the image, as in all layers of these networks."""
     geometry = layer.geometry
-    before = tuple(pair[0] for pair in geometry.padding)
+    starts = {geometry.first_pixel(axis) for axis in range(2)}
     steps = {*geometry.stride, *geometry.input_dilation}
-    return before == tuple(geometry.anchor) and steps == {1}
+    return starts == {0} and steps == {1}
 
 
 def _is_centred(layer: nn.Conv2d) -> bool:
