@@ -327,7 +327,8 @@ def run_batches(
             placed = _placed_like(placed, like.others[number])
         numbers.append({at: _as_real(part) for at, part in placed.items() if _is_floating(part)})
         others.append({place: _comparable(part) for place, part in placed.items()})
-    if len({frozenset(outputs) for outputs in numbers}) > 1:  # one output for each image
+    shapes = {frozenset((at, x.shape[1:]) for at, x in outputs.items()) for outputs in numbers}
+    if len(shapes) > 1:  # one output for each image, or images that are not the first axis
         apart = {}
         for number, outputs in enumerate(numbers):
             apart |= {f"{place} of batch {number}": x for place, x in outputs.items()}

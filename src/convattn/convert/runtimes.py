@@ -44,7 +44,7 @@ class Session:
     compute: Callable[[dict[str, Any]], Any]  # From arrays by name to a sequence of arrays
 
     def __call__(self, *positional: Any, **named: Any) -> list[Any]:
-        """Runs the model on all images, in batches of its size if its file fixes one."""
+        """Runs the model on all images, in batches of its size if its file fixes one, which outputs must be of then."""
         values = named or dict(zip(self.inputs, positional, strict=False))
         if set(values) != set(self.inputs) or len(values) != len(positional) + len(named):
             came = ", ".join(named) or str(len(positional))
@@ -64,7 +64,13 @@ class Session:
             batch = {}
             for name, x in arrays.items():
                 batch[name] = x[places] if x.ndim and len(x) == count else x
-            batches.append([y[: count - start] for y in self.compute(batch)])
+            outputs = self.compute(batch)
+            if any(y.shape[:1] != (size,) for y in outputs):
+                raise ArgumentError(
+                    f"images must be {size}, as many as the model takes at once, because it does not return one output"
+                    " for each"
+                )
+            batches.append([y[: count - start] for y in outputs])
         return [np.concatenate(several) for several in zip(*batches, strict=True)]
 
 

@@ -12,7 +12,9 @@ from tests.convert.certify.certify_cases import FAULTS, classifier, damaged
 from torch import nn
 
 from convattn import certify, network_to_attention
+from convattn.convert.runtimes import Session
 from convattn.errors import (
+    ArgumentError,
     ConversionError,
     MissingDependencyError,
     UnknownNameError,
@@ -283,6 +285,17 @@ def test_the_first_input_says_how_many_images_a_file_takes(rows, shape, runtime,
     onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), file)
     given = torch.randn(8, 3), torch.randn(shape)
     assert certify(Add(), file, given, runtime=runtime).verdict == "exact"
+
+
+@pytest.mark.parametrize("y", [np.zeros((5, 2)), np.zeros(())], ids=["time first", "a number"])
+def test_outputs_that_are_not_of_single_images_are_not_cut(y):
+    kinds = {"x": np.float32}
+    session = Session(
+        "a file", quantised=False, inputs=kinds, fixed=2, layers={}, compute=lambda _: [y]
+    )
+    assert session(torch.zeros(2, 3))[0] is y
+    with pytest.raises(ArgumentError, match="images must be 2, as many as the model takes at once"):
+        session(torch.zeros(3, 3))
 
 
 def test_numbers_are_not_made_whole(tmp_path):

@@ -312,8 +312,9 @@ def test_an_operation_that_no_function_of_torch_calls_is_left_alone_and_named():
     assert left.reason == "it calls convolution as a function, which is not converted"
 
 
-def test_outputs_of_single_images_are_compared_over_batches_of_two_sizes():
-    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: list(conv(x))).eval()
+@pytest.mark.parametrize("of", [list, lambda y: y.movedim(0, 1)], ids=["a list", "second axis"])
+def test_outputs_of_single_images_are_compared_over_batches_of_two_sizes(of):
+    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: of(conv(x))).eval()
     made, certificate = network_to_attention(network, images=images(65, 3, 5, 5))
     assert certificate.verdict == "exact"
     with torch.no_grad():
