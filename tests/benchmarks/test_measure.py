@@ -53,7 +53,16 @@ def test_child_that_is_killed_is_told():
         in_a_process_of_its_own(be_killed)
 
 
+WITHOUT_TORCH = """
+class Tensor: pass
+class nn:
+    class Module: pass
+device = str
+"""
+
+
 def test_a_function_of_the_program_itself_is_found(tmp_path):
+    (tmp_path / "torch.py").write_text(WITHOUT_TORCH, encoding="utf-8")
     package = tmp_path / "asked"
     package.mkdir()
     (package / "__init__.py").touch()
