@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -23,10 +24,11 @@ from convattn.provenance import RunRecord
 RECIPE = "digits-quadratic"
 
 
-def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), workers=2, threads=1, **options):
+def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), workers=2, threads=1, drawn=False, **options):
     names = ("epochs", "seconds", "failing", "revisions", "hashes")
     fake, told = FakeTrain(**{name: options.pop(name) for name in names if name in options}), []
-    with patch("convattn.lab.study_workers.train_command", fake):
+    undrawn = nullcontext() if drawn else patch("convattn.lab.studies.accuracy_curves")
+    with undrawn, patch("convattn.lab.study_workers.train_command", fake):
         record = study(
             recipes,
             output=folder,
@@ -74,7 +76,8 @@ def test_every_recipe_runs_with_every_seed_and_is_summarised(tmp_path):
 
 def test_page_has_every_number(tmp_path):
     baseline = f"{RECIPE}[training.epochs=2]"
-    record, _ = run(tmp_path, grid={"training.epochs": ("1", "2")}, baseline=baseline)
+    grid = {"training.epochs": ("1", "2")}
+    record, _ = run(tmp_path, grid=grid, baseline=baseline, drawn=True)
     assert (record.baseline, record.differences[0].baseline) == (baseline, baseline)
     page = (tmp_path / "study.md").read_text()
     assert difference_in_words(record.differences[0].values) in page
