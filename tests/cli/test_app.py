@@ -141,10 +141,30 @@ def test_full_disk_is_a_mistake_and_leaves_only_the_folder_above(place, capsys):
     assert contents(place) == sorted([*before, "new"])
 
 
-def test_reader_that_leaves_is_no_error(place):
-    command = [COMMAND, "convert", "convolution", "-o", "new"]
+PROGRAM = """
+import sys
+from convattn.cli import app
+from convattn.errors import DataError
+
+def cross() -> int:
+    print("3 × 5")
+    return 0
+
+def fail() -> int:
+    print("so far")
+    raise DataError("no data")
+
+app.COMMANDS = {"cross": cross, "fail": fail}
+sys.exit(app.main())
+"""
+OTHER = [sys.executable, "-c", PROGRAM]
+"""A program of two commands that need no torch."""
+
+
+def test_reader_that_leaves_is_no_error():
+    command = [*OTHER, "cross"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -170,12 +190,14 @@ def test_help_of_a_command_has_every_option(command, capsys):
     assert ("--json" in out) == (command != "demo")
 
 
-@pytest.mark.parametrize(("words", "letter"), [("convert --help", r"\u03b1"), ("info", r"\xd7")])
-def test_letters_that_a_terminal_lacks_are_escaped(words, letter):
+@pytest.mark.parametrize(
+    ("command", "letter"),
+    [([COMMAND, "convert", "--help"], r"\u03b1"), ([*OTHER, "cross"], r"\xd7")],
+    ids=["help", "output"],
+)
+def test_letters_that_a_terminal_lacks_are_escaped(command, letter):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [COMMAND, *words.split()], capture_output=True, text=True, check=False, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert letter in done.stdout
 
@@ -227,20 +249,6 @@ def test_reader_that_left_is_told_nothing_more(monkeypatch, tmp_path):
     assert (tmp_path / "out").read_text() == ""
 
 
-FAILS_LATE = """
-import sys
-from convattn.cli import app
-from convattn.errors import DataError
-
-def fail() -> int:
-    print("so far")
-    raise DataError("no data")
-
-app.COMMANDS = {"fail": fail}
-sys.exit(app.main(["fail"]))
-"""
-
-
 @pytest.mark.parametrize("output", ["/dev/full", "a pipe without a reader", "closed"])
 def test_error_is_told_where_output_cannot_be_written(output):
     close = ["sh", "-c", 'exec "$@" >&-', "sh"] if output == "closed" else []
@@ -251,7 +259,7 @@ def test_error_is_told_where_output_cannot_be_written(output):
             name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
         }
         done = subprocess.run(
-            [*close, sys.executable, "-c", FAILS_LATE],
+            [*close, *OTHER, "fail"],
             stdout={"/dev/full": full}.get(output, pipe),
             stderr=subprocess.PIPE,
             text=True,
