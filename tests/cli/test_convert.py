@@ -24,7 +24,7 @@ from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, ResNet
 
 SHAPE = "--shape 3,32,32"
-TIMM = "convert timm:resnet10t --set num_classes=3 --weights weights.pth"
+TIMM = "convert timm:test_resnet --set num_classes=3 --weights weights.pth"
 RESNET = "convert convattn:ResNet --set width=4"
 DRAWN = f"{RESNET} --random-weights"
 SMALL = "convert convattn:cifar10-small --to conv"
@@ -46,7 +46,7 @@ def layer(place):
 def weights():
     """A network of timm, and files with its weights."""
     torch.manual_seed(5)
-    network = timm.create_model("resnet10t", num_classes=3).eval()
+    network = timm.create_model("test_resnet", num_classes=3).eval()
     torch.save(network.state_dict(), "weights.pth")
     save_file(network.state_dict(), "weights.safetensors")
     return network
@@ -230,7 +230,7 @@ def test_images_are_read_and_counted(weights):
     assert run(f"{line} --limit 2 -o two") == 0
     certificate = NetworkCertificate.load("two/certificate.json")
     assert certificate.images == "2 images of pictures"
-    assert certificate.shapes == ((2, 3, 176, 176),)
+    assert certificate.shapes == ((2, 3, 160, 160),)
     assert certificate.top1_total == 2
     assert run(f"{line} --limit 1 -o one") == 0
     assert NetworkCertificate.load("one/certificate.json").images == "1 image of pictures"
@@ -240,7 +240,7 @@ def test_a_network_trained_here_says_how_its_images_are_prepared(capsys):
     Path("photos").mkdir()
     picture = Image.effect_noise((50, 40), 90).convert("RGB")
     picture.save("photos/a.png")
-    line = f"{SMALL} --kernel-size 7 --allow-difference"
+    line = f"{SMALL} --include stages.2.second --kernel-size 7 --allow-difference"
     assert run(f"{line} --images photos -o made") in (0, 3)
     assert re.search(r"top-1 changed +[01] of 1\n", capsys.readouterr().out)
     square = picture.resize((32, 32), Image.Resampling.BICUBIC, box=(5, 0, 45, 40))

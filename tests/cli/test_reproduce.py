@@ -76,7 +76,8 @@ def test_what_is_missing_is_trained_at_scale_tiny_and_shown(tmp_path, capsys, mo
     """From nothing: the pruned network starts from the generalised one, which is trained first; an epoch each."""
 
     def for_an_epoch(name, *, scale, overrides):
-        return load_recipe(name, scale=scale, overrides={**overrides, "training.epochs": "1"})
+        short = {"training.epochs": "1", "training.batch_size": "240"}
+        return load_recipe(name, scale=scale, overrides={**overrides, **short})
 
     monkeypatch.setattr("convattn.lab.reproduction.load_recipe", for_an_epoch)
     assert run("reproduce fig13 --scale tiny") == 0
