@@ -10,7 +10,7 @@ import torch
 from tests.lab.run_cases import few_digits
 
 from convattn import analyze, load_network
-from convattn.data import load_digits, normalise
+from convattn.data import normalise
 from convattn.encodings import Quadratic
 from convattn.lab import study as train_study
 from convattn.lab import train
@@ -55,9 +55,9 @@ def runs(place):
     return trained(place, RECIPES, (0, 1))
 
 
-def digits():
-    data = load_digits()
-    return data, normalise(data.test.images[:IMAGES], data.mean, data.std)
+@pytest.fixture(scope="module")
+def measured(runs):
+    return measure(runs, few_digits(), IMAGES)
 
 
 def test_the_script_writes_record_and_figures(runs, place, tmp_path, monkeypatch):
@@ -105,9 +105,10 @@ def test_differences_of_a_family_are_adjusted_by_holms_rule():
     assert row in difference_table(gap, [("base", "far")], "network")
 
 
-def test_what_content_decides_is_measured_where_there_is_content(runs, tmp_path):
-    data, images = digits()
-    assert measure(runs, data, IMAGES)["deciding"] == []
+def test_what_content_decides_is_measured_where_there_is_content(measured, tmp_path):
+    data = few_digits()
+    images = normalise(data.test.images[:IMAGES], data.mean, data.std)
+    assert measured["deciding"] == []
     content = trained(tmp_path / "runs", ["sa-learned-content"], (0,))
     rows = deciding(measure(content, data, IMAGES)).splitlines()[2:]
     found = []
@@ -123,7 +124,7 @@ def test_what_content_decides_is_measured_where_there_is_content(runs, tmp_path)
 
 
 def test_centres_have_moved_from_where_they_were_drawn_to_where_they_are(runs):
-    data, table = load_digits(), moved(runs)
+    data, table = few_digits(), moved(runs)
     for run in runs.of("sa-quadratic"):
         start, end = (
             next(encoding for encoding in network.modules() if isinstance(encoding, Quadratic))
@@ -136,8 +137,8 @@ def test_centres_have_moved_from_where_they_were_drawn_to_where_they_are(runs):
         assert f"| `sa-quadratic` | {run.seed} | 1 {expected}{grown}" in table
 
 
-def test_pixels_seen_are_the_exponential_of_the_entropy(runs):
-    seen = measure(runs, load_digits(), IMAGES)["seen"]
+def test_pixels_seen_are_the_exponential_of_the_entropy(runs, measured):
+    seen = measured["seen"]
     assert "convnet" not in seen
     for run in runs.of("sa-quadratic"):
         (layer,) = (

@@ -1,7 +1,7 @@
 import pytest
 import torch
+from tests.lab.run_cases import few_digits
 
-from convattn.data import load_digits
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import AttentionNet, ConvNet
 from evidence.pretrained.__main__ import KERNELS, conversions, convertible
@@ -12,7 +12,7 @@ from evidence.trained_networks.measure import Bench
 def rows():
     torch.manual_seed(0)
     network = SpeedNet(widths=(3, 5), in_channels=1, mixing="attention", sharpness=1.0).eval()
-    return list(conversions(Bench(load_digits(), 1), "small", network))
+    return list(conversions(Bench(few_digits(), 1), "small", network))
 
 
 def test_every_window_there_and_back(rows):
