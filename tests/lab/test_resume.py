@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("step", "checkpoint_every"),
-    [(0, None), (0, 1), (3, 3), (4, 1), (4, None), (5, None), (6, 3), (9, 1), (9, None)],
+    [(0, None), (3, 3), (4, None), (5, None), (6, 3), (9, 1)],
 )
 def test_run_cut_off_at_any_step_ends_with_the_same_bits(
     whole, monkeypatch, tmp_path, step, checkpoint_every
@@ -56,7 +56,7 @@ def whole_speed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("step", "checkpoint_every"), [(2, 1), (4, 3), (5, None), (7, 1), (9, 4)])
+@pytest.mark.parametrize(("step", "checkpoint_every"), [(2, 1), (5, None), (9, 4)])
 def test_every_state_of_a_speed_run_is_taken_up(
     whole_speed, monkeypatch, tmp_path, step, checkpoint_every
 ):
