@@ -2,7 +2,6 @@ import io
 import json
 import math
 import re
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -169,19 +168,6 @@ def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):
     assert not (tmp_path / "run" / "record.json").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["sa-quadratic", "sa-learned", "sa-learned-content", "convnet", "resnet18"]
-)
-def test_recipes_of_the_paper_take_a_step_when_made_small(name):
-    small = {"training.epochs": "1", "training.batch_size": "8"}
-    if name == "resnet18":
-        small |= {"model.blocks_per_stage": "1", "schedule.milestones": "1"}
-    else:
-        small |= {"model.width": "8", "model.depth": "1", "model.ffn": "8"}
-    record = train(load_recipe(name, overrides=small), data=tiny_data(train=16), progress=False)
-    assert math.isfinite(record.results["train_loss"])
-
-
 def test_terminal_is_shown_each_epoch(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(
@@ -234,17 +220,12 @@ def test_a_run_on_cuda_records_where_tf32_is_used():
         assert settings["memory_format"] == "channels_last"
 
 
-def test_peak_memory_is_at_least_what_is_held():
+def test_peak_memory_is_at_least_what_is_held(monkeypatch):
+    """On Linux it is the kernel that says so: what `resource` says is inherited."""
+    if sys.platform.startswith("linux"):
+        monkeypatch.setitem(sys.modules, "resource", None)
     held = torch.ones(10_000_000)
     assert peak_memory(CPU) >= held.numel() * held.element_size()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the peak is inherited")
-def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
-    """A process that imports torch alone needs less than this one has."""
-    ask = "import torch; from convattn.lab.loop import peak_memory; print(peak_memory(torch.device('cpu')))"
-    done = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
-    assert 0 < int(done.stdout) < peak_memory(CPU)
 
 
 @pytest.mark.parametrize(
