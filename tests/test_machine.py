@@ -94,12 +94,14 @@ def test_the_suite_says_what_it_leaves_out(tmp_path, monkeypatch, option, enviro
     for name in ("PYTEST_XDIST_AUTO_NUM_WORKERS", "DEVICE"):
         monkeypatch.delenv(name, raising=False)
     usual = {"CI": "", "CARDS": "1", "CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": str(ROOT)}
+    usual["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name, value in (usual | environment).items():
         monkeypatch.setenv(name, value)
     (tmp_path / "test_probe.py").write_text(PROBE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", option, tmp_path]
+    plugins = ["-p", "no:cacheprovider", *(["-p", "xdist"] if option == "-nauto" else [])]
+    command = [sys.executable, "-m", "pytest", *plugins, option, tmp_path]
     finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     output = finished.stdout + finished.stderr
     assert finished.returncode == code, output

@@ -5,7 +5,7 @@ import math
 from dataclasses import FrozenInstanceError, asdict, dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convattn.errors import ArgumentError, CheckpointError
@@ -67,6 +67,7 @@ def test_records_come_back_from_text_and_from_files(record, tmp_path):
         record.name = "other"  # type: ignore[misc]
 
 
+@settings(max_examples=25)
 @given(st.floats(), st.lists(st.lists(st.floats(allow_nan=False))), st.text())
 def test_every_number_and_text_comes_back(number, rows, text):
     record = replace(SAMPLE, share=number, rows=tuple(map(tuple, rows)), words=text)
