@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -100,8 +101,8 @@ def is_outside(url):
     return parts.scheme not in ("file", "data", "blob", "about") and parts.hostname not in NEAR
 
 
-@pytest.fixture
-def opened(browser):
+@contextmanager
+def opening(browser):
     """Opens pages, each in a profile of its own; afterwards no error may be in a console, and no request have left."""
     watched, contexts = Watched(), []
 
@@ -127,6 +128,20 @@ def opened(browser):
         context.close()
     assert watched.outside == []
     assert watched.errors == []
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages for a test."""
+    with opening(browser) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def opened_once(browser):
+    """Opens pages that the tests of a file share."""
+    with opening(browser) as open_page:
+        yield open_page
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,17 @@ GREYS = """canvas => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def page(opened_once, address):
+    return opened_once(address)
+
+
 @pytest.fixture
-def step(opened, address):
-    """Opens a step of the tour; 7 and 8 are its appendix."""
+def step(page, address):
+    """Goes to a step of the tour, as it is at first; 7 and 8 are its appendix."""
 
     def open_step(number):
-        page = opened(f"{address}#view=learn&step={number - 1}")
+        page.goto(f"{address}#view=learn&step={number - 1}")  # without loading it again
         expect(page.locator(f'[data-step="{number}"]')).to_be_visible()
         return page
 
