@@ -22,6 +22,8 @@ from tests.viewer.browser.reading import (
     read_weights,
 )
 
+from convattn.models import AttentionNet
+from convattn.viewer import Exhibit, build_scene
 from convattn.viewer.notebook import NotebookPage
 from convattn.viewer.page import page_html
 
@@ -63,9 +65,9 @@ COLOURS = """(canvas, [left, top, width, height]) =>
   [...canvas.getContext("2d").getImageData(left, top, width, height).data].join()"""
 
 
-@pytest.mark.parametrize("values", ["weights", "scores"])
-def test_the_table_of_displacements_holds_the_map_in_its_colours(opened, address, shown, values):
-    page = opened(f"{address}#controls=true&layer=4&head=7&query=9,21&values={values}")
+def test_the_table_of_displacements_holds_the_map_in_its_colours(opened, address, shown):
+    at = f"{address}#controls=true&layer=4&head=7&query=9,21"
+    page = opened(at)
     layer = shown.scene.header["networks"][0]["layers"][4]
     rows, cols = layer["keys"]["grid"]
     queries = layer["attention"]["queries"]
@@ -73,10 +75,16 @@ def test_the_table_of_displacements_holds_the_map_in_its_colours(opened, address
     row, col = (first + stride * torch.tensor(cell(layer, (9, 21)))).tolist()
     heat, table = page.locator(".detail .heat"), page.locator(".displacements canvas").first
     expect(page.locator(".displacements .bar-title")).to_contain_text("layer 5 head 8")
-    colours = heat.evaluate(COLOURS, [0, 0, cols, rows])
-    assert len(set(re.findall(r"\d+,\d+,\d+", colours))) > 3
-    assert table.evaluate(COLOURS, [cols - 1 - col, rows - 1 - row, cols, rows]) == colours
-    assert table.evaluate(COLOURS, [cols - 1 - col, rows - row, cols, rows]) != colours
+    drawn = []
+    for values, choice in (("weights", "Weights"), ("scores", "Before softmax")):
+        page.goto(f"{at}&values={values}")  # without loading it again
+        expect(page.get_by_label(choice, exact=True)).to_be_checked()
+        colours = heat.evaluate(COLOURS, [0, 0, cols, rows])
+        assert len(set(re.findall(r"\d+,\d+,\d+", colours))) > 3
+        assert table.evaluate(COLOURS, [cols - 1 - col, rows - 1 - row, cols, rows]) == colours
+        assert table.evaluate(COLOURS, [cols - 1 - col, rows - row, cols, rows]) != colours
+        drawn.append(colours)
+    assert drawn[0] != drawn[1]
 
 
 def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
@@ -139,10 +147,12 @@ def test_the_small_images_are_one_tab_stop(opened, address, shown):
     expect(thumbs.first).to_be_focused()
 
 
-@pytest.mark.parametrize("image", [0, 1])
-def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown, image):
-    page = opened(f"{address}#network=1&compare=&image={image}&query=9,22&layer=1&head=2")
-    expect_map(page, *read_weights(shown, image, 1, 2, (9, 22)))
+def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown):
+    at = f"{address}#network=1&compare=&query=9,22&layer=1&head=2"
+    page = opened(at)
+    for image in (0, 1):
+        page.goto(f"{at}&image={image}")  # without loading it again
+        expect_map(page, *read_weights(shown, image, 1, 2, (9, 22)))
 
 
 def test_the_view_is_taken_along(opened, address, shown):
@@ -191,8 +201,7 @@ def test_the_view_is_taken_along(opened, address, shown):
     expect(status).to_contain_text("take the link from the address bar")
 
 
-@pytest.mark.parametrize("scale", [1, 1.37])
-def test_nothing_shows_between_the_cells_of_a_saved_map(browser, opened, address, scale):
+def test_nothing_shows_between_the_cells_of_a_saved_map(browser, opened, address):
     """A map for print whose cells are all black is black on white paper."""
     ET.register_namespace("", "http://www.w3.org/2000/svg")
     printed = ET.fromstring(download(opened(f"{address}#layer=0&head=0"), "Save map as SVG"))
@@ -201,23 +210,25 @@ def test_nothing_shows_between_the_cells_of_a_saved_map(browser, opened, address
             element.set("fill", "black")
         else:
             printed.remove(element)
-    page = browser.new_page(device_scale_factor=scale)
-    page.set_content(f"<body style='margin: 0'>{ET.tostring(printed, encoding='unicode')}</body>")
-    drawn = Image.open(io.BytesIO(page.screenshot())).convert("L")
-    page.close()
-    inside = drawn.crop((2, 2, int(238 * scale), int(238 * scale)))
-    assert inside.getextrema() == (0, 0)
+    for scale in (1, 1.37):
+        page = browser.new_page(device_scale_factor=scale)
+        page.set_content(
+            f"<body style='margin: 0'>{ET.tostring(printed, encoding='unicode')}</body>"
+        )
+        drawn = Image.open(io.BytesIO(page.screenshot())).convert("L")
+        page.close()
+        inside = drawn.crop((2, 2, int(238 * scale), int(238 * scale)))
+        assert inside.getextrema() == (0, 0), scale
 
 
 PAPER = "getComputedStyle(document.querySelector('.convattn')).getPropertyValue('--paper')"
 WEAKEST = "[...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].join()"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_theme_is_the_systems(opened, address, dark):
-    page = opened(f"{address}#controls=true", dark=dark)
+def test_the_theme_is_the_systems(opened, address):
+    page = opened(f"{address}#controls=true", dark=True)
     ramp = page.locator(".overview .ramp")
-    for night in (dark, not dark):
+    for night in (True, False, True):
         page.emulate_media(color_scheme="dark" if night else "light")
         assert page.evaluate(PAPER).strip() == ("#141619" if night else "#ffffff")
         colour = "18,22,38,255" if night else "250,250,240,255"
@@ -299,11 +310,11 @@ def test_where_there_is_no_map_none_is_named_or_saved(opened, address, own_pictu
     expect(page.locator(".save-status")).to_have_text("There is no map to save.")
 
 
-def test_a_page_within_a_frame_has_no_link_and_opens_those_of_others(opened, shown, tmp_path):
-    text = html.escape(page_html(shown.scene))
-    notebook = NotebookPage("A page", page_html(shown.scene))._repr_html_()
-    frames = {"frame": f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>'}
-    frames["notebook"] = notebook
+def test_a_page_within_a_frame_has_no_link_and_opens_those_of_others(opened, tmp_path):
+    network = AttentionNet(width=8, depth=1, heads=4, ffn=8).eval()
+    text = page_html(build_scene(Exhibit(network, torch.rand(1, 3, 8, 8))))
+    frame = f'<iframe width="1000" height="700" srcdoc="{html.escape(text)}"></iframe>'
+    frames = {"frame": frame, "notebook": NotebookPage("A page", text)._repr_html_()}
     for name, content in frames.items():
         file = tmp_path / f"{name}.html"
         file.write_text(content)
