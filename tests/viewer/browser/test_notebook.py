@@ -19,7 +19,8 @@ from convattn import AttentionNet, view
 
 torch.manual_seed(0)
 network = AttentionNet(width=8, depth=2, heads=4, ffn=8).eval()
-view(network, torch.rand(2, 3, 16, 16), mean=(0, 0, 0), std=(1, 1, 1), title="In a notebook")
+page = view(network, torch.rand(2, 3, 16, 16), mean=(0, 0, 0), std=(1, 1, 1), title="In a notebook")
+page
 """
 START = 120
 """Seconds in which a notebook server must be there, on a machine that does much else."""
@@ -27,13 +28,15 @@ START = 120
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a notebook, and with settings that nobody has changed."""
-    folder = tmp_path_factory.mktemp("home")
+    """A folder for a notebook, and with settings that nobody has changed."""
+    return tmp_path_factory.mktemp("home")
+
+
+def write_notebook(file, *outputs):
+    """Writes a notebook of one cell, with what it has shown."""
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    cells = [nbformat.v4.new_code_cell(CODE)]
-    for name in ("lab.ipynb", "note.ipynb"):
-        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / name)
-    return folder
+    cells = [nbformat.v4.new_code_cell(CODE, outputs=list(outputs))]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), file)
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +49,6 @@ def environment(home):
         "IPYTHONDIR": str(home / "ipython"),
         "PYTHONWARNINGS": "ignore",
     }
-
-
-def jupyter(arguments, home, environment):
-    made = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +109,8 @@ RUN = """async () => {
 """Runs all cells once the kernel answers; before, the page takes a command and loses it."""
 
 
-def test_the_page_works_in_jupyterlab(opened, lab):
+def test_the_page_works_in_jupyterlab(opened, home, lab):
+    write_notebook(home / "lab.ipynb")
     page = opened(f"{lab}/lab/tree/lab.ipynb", height=1000)
     page.set_default_timeout(1000 * START)
     page.wait_for_function("window.jupyterapp !== undefined")
@@ -138,7 +129,15 @@ def test_the_page_works_in_jupyterlab(opened, lab):
 
 
 def test_the_page_is_there_after_nbconvert(opened, home, environment):
-    jupyter(["nbconvert", "--to", "html", "--execute", "note.ipynb"], home, environment)
+    run = {}
+    exec(CODE, run)
+    html = {"text/html": run["page"]._repr_html_()}
+    write_notebook(home / "note.ipynb", nbformat.v4.new_output("execute_result", data=html))
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "note.ipynb"]
+    made = subprocess.run(
+        command, cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
     page = opened((home / "note.html").as_uri())
     frames = page.locator("iframe")
     expect(frames).to_have_count(1)
