@@ -1,9 +1,8 @@
 """The site: `make docs` builds it into build/site, and every warning stops it."""
 
+import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
 nb_execution_timeout = 300  # seconds for a cell, on a busy machine
 nb_execution_raise_on_error = True
+nb_execution_excludepatterns = os.environ.get("NOTEBOOKS_APART", "").split()  # what tests run elsewhere
 nb_merge_streams = True  # what a cell prints is one block
 
 autodoc_typehints = "none"
@@ -76,9 +76,10 @@ def write_live_page(app: Sphinx, error: Exception | None) -> None:
     """Writes the interactive page that the front page shows, unless it is there."""
     page = Path(app.outdir) / "live" / "index.html"
     if error is None and app.builder.format == "html" and not page.exists():
+        from convattn.cli.view import view
+
         page.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "convattn", "view", "convattn:cifar10-small", "--limit", "6"]
-        subprocess.run([*command, "--output", str(page), "--json"], check=True)
+        view("convattn:cifar10-small", limit=6, output=page, json=True)
 
 
 def copy_gallery(app: Sphinx, error: Exception | None) -> None:
