@@ -110,10 +110,12 @@ def net(**options):
 
 def cases():
     """Yields a name, what makes the module, what is computed of it, and the images."""
+    layers = partial(RelativeAttention2d, 4, 6, num_heads=9)
     for name in ENCODINGS:
-        for window in ({}, {"padding": 1, "stride": 2, "kernel_size": 3}):
-            made = partial(RelativeAttention2d, 4, 6, num_heads=9, encoding=name, **window)
-            yield f"{name}, {'window' if window else 'whole image'}", made, gradients, IMAGES
+        yield f"{name}, whole image", partial(layers, encoding=name), gradients, IMAGES
+    window = {"padding": 1, "stride": 2, "kernel_size": 3}
+    for name in ("quadratic", "distance", "shift"):  # a sum over axes, all pairs, a convolution
+        yield f"{name}, window", partial(layers, encoding=name, **window), gradients, IMAGES
     content = Content(key_width=8)
     apart = Content(key_width=8, position=False)
     yield (

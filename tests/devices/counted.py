@@ -7,6 +7,7 @@ first one prepares is left out.
 import json
 import sys
 from functools import partial
+from itertools import product
 
 import torch
 from tests.devices.elsewhere import (
@@ -92,18 +93,20 @@ def counted(make, images, dtype, autocast):
 
 def cases():
     """Yields a name, what makes the module, images, a dtype, and whether autocast is on."""
-    for sides in (16, 32):
+    for sides, autocast in ((16, False), (32, True)):
         images = torch.randn(2, 18, sides, sides)
         for name in ("quadratic", "learned_axial", "learned_table"):
-            for autocast in (False, True):
-                words = f"{name}, {sides} x {sides}, {'bfloat16' if autocast else 'float32'}"
-                yield words, partial(layer, name, sides=sides), images, torch.float32, autocast
-    for name in ("quadratic", "learned_axial", "distance", "generalized_quadratic", "shift"):
-        for width, dtype in ((7, torch.float32), (None, BFLOAT)):
-            for count in (2, 5):
-                make = partial(layer, name, content=Content(key_width=width))
-                words = f"content, {name}, {dtype}, {count} images"
-                yield words, make, torch.randn(count, 18, 16, 16), dtype, False
+            words = f"{name}, {sides} x {sides}, {'bfloat16' if autocast else 'float32'}"
+            yield words, partial(layer, name, sides=sides), images, torch.float32, autocast
+    narrow = ("quadratic", "learned_axial", "distance")
+    for dtype, width, names in (
+        (torch.float32, 7, (*narrow, "generalized_quadratic", "shift")),
+        (BFLOAT, None, narrow),
+    ):
+        for name, count in product(names, (2, 5)):
+            make = partial(layer, name, content=Content(key_width=width))
+            words = f"content, {name}, {dtype}, {count} images"
+            yield words, make, torch.randn(count, 18, 16, 16), dtype, False
     gated = partial(layer, "quadratic", content=Content(key_width=7, position=False), gate="tanh")
     yield "gate", gated, torch.randn(2, 18, 16, 16), torch.float32, False
     made = partial(RelativeAttention2d, 4, 6, 3, padding=1, encoding="shift")

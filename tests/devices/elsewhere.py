@@ -1,7 +1,7 @@
 """A second device, made of the CPU: its tensors hold numbers, and may not be computed with those of the CPU.
 
 So a tensor that a function makes on the wrong device is found where there is no GPU: as on one, the operation raises.
-`register` makes the device known in a process, for good: call it in one of its own.
+`register` makes the device known in a process, for good: call it in one of its own, as often as you like.
 """
 
 from collections import Counter
@@ -67,6 +67,8 @@ def watch() -> Iterator[None]:
 
 
 def register():
+    if kept:
+        return
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     fallthrough = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
