@@ -59,7 +59,7 @@ class Slope(AxisAdditiveEncoding):
 
 def ring(encoding, displacement):
     radii = encoding.radii.to(displacement.dtype)
-    lengths = torch.stack([(row @ row + 1e-3) ** 0.5 for row in displacement])
+    lengths = torch.linalg.vecdot(displacement, displacement).add(1e-3) ** 0.5
     return torch.stack(
         [2 * radius * lengths - lengths * lengths - radius * radius for radius in radii]
     )

@@ -461,13 +461,13 @@ HUNGRY = {
 
 @pytest.mark.parametrize(("encoding", "options", "dtype", "path"), HUNGRY.values(), ids=HUNGRY)
 def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, path, monkeypatch):
-    """What is 64 MiB and 4 MiB in use is 128 KiB and 16 KiB here."""
+    """What is 64 MiB and 4 MiB in use is 128 KiB and 64 KiB here."""
     for name in ("fourier", "fused", "path"):
         module = importlib.import_module(f"convattn.functional.{name}")
         monkeypatch.setattr(module, "KEPT_BYTES", 1 << 17)
-    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 14)
-    monkeypatch.setattr(fourier, "_WEIGHTS", 1 << 12)
-    monkeypatch.setattr(fourier, "_CHANNEL_BYTES", 1 << 14)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(fourier, "_WEIGHTS", 1 << 14)
+    monkeypatch.setattr(fourier, "_CHANNEL_BYTES", 1 << 16)
     layer = RelativeAttention2d(16, 5, num_heads=4, encoding=encoding(), **options).to(dtype)
     x = torch.randn(1, 16, 20, 20, dtype=dtype, requires_grad=True)
     assert layer.plan(x.shape).path == path
