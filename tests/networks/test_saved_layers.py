@@ -3,7 +3,7 @@ from operator import call
 
 import pytest
 import torch
-from tests.layers.layer_cases import LAYERS
+from tests.layers.layer_cases import LAYERS, one_of_each
 from tests.testing.dense import as_dtype
 from torch import nn
 
@@ -54,7 +54,14 @@ def test_convolutions_come_back(conv, tmp_path):
     assert_same_state(loaded.state_dict(), conv.state_dict())
 
 
-@pytest.mark.parametrize("case", LAYERS, ids=str)
+SAVED = [
+    *one_of_each(LAYERS, lambda case: (case.kind, case.encoding)),
+    *one_of_each(LAYERS, lambda case: repr(case.options)),
+]
+"""A layer of each kind with each encoding, and one with each options: files hold these side by side."""
+
+
+@pytest.mark.parametrize("case", one_of_each(SAVED, str), ids=str)
 def test_attention_layers_come_back(case, tmp_path):
     torch.manual_seed(0)
     layer = case.create(
