@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
-from tests.testing.attention_contract import AttentionContract
+from tests.testing.attention_contract import GEOMETRIES, AttentionContract
 
 from convattn.budget import references
 from convattn.encodings import ENCODINGS, AxisAdditiveEncoding, Quadratic
@@ -66,9 +66,15 @@ class LayerCase:
     @property
     def code(self) -> Hashable:
         """Everything of the case that chooses which code runs; encodings that are computed alike are one."""
+        return repr(self.options), self.heads, self.code_of_weights
+
+    @property
+    def code_of_weights(self) -> Hashable:
+        """What chooses the code of the attention weights themselves, which no path has a part in."""
         encoding = self.encoding in ADDITIVE, self.encoding == "shift"
         seen = None if "content" not in self.options else FORMULAS[self.encoding].features is None
-        return self.kind, repr(self.options), bool(self.numbers), self.heads, encoding, seen
+        scores = [self.options.get(name) for name in ("content", "gate")]
+        return self.kind, repr(scores), bool(self.numbers), encoding, seen
 
     @property
     def code_of_places(self) -> Hashable:
@@ -76,6 +82,11 @@ class LayerCase:
         content, additive = "content" in self.options, self.encoding in ADDITIVE
         path = self.options.get("impl"), "head_width" in self.options, content or additive
         return self.kind, *path, content, bool(self.numbers)
+
+    @property
+    def code_of_values(self) -> Hashable:
+        """What chooses the code that values of a kind of path reach, whatever the scores are."""
+        return self.code_of_places, self.options.get("gate")
 
     @property
     def class_of_layer(self) -> Hashable:
@@ -95,6 +106,7 @@ def one_of_each(
 
 OF_EVERY_CASE = {"test_output_is_attention_by_definition"}
 OF_THE_CLASS = {
+    "test_called_as_a_convolution_by_name_or_on_one_image",
     "test_channels_last_input",
     "test_input_that_is_a_view",
     "test_input_is_left_alone",
@@ -107,6 +119,18 @@ OF_PLACES = {
     "test_one_pixel",
     "test_another_size_needs_no_new_layer",
 }
+OF_VALUES = {
+    "test_device_meta_gives_shapes_and_gradients_without_numbers",
+    "test_gradcheck",
+    "test_without_bias",
+}
+OF_WEIGHTS = {"test_attention_weights_are_those_of_the_definition"}
+KINDS_OF_CLAUSES = (
+    (OF_THE_CLASS, lambda case: case.class_of_layer),
+    (OF_PLACES, lambda case: case.code_of_places),
+    (OF_VALUES, lambda case: case.code_of_values),
+    (OF_WEIGHTS, lambda case: case.code_of_weights),
+)
 """Clauses of the contract by what they are about; the rest is about all code that a case runs."""
 
 
@@ -114,11 +138,10 @@ def cases_of(clause: str, cases: Sequence[LayerCase]) -> Sequence[LayerCase]:
     """Chooses the cases against which a clause of the contract is held: those that reach other code."""
     if clause in OF_EVERY_CASE:
         return cases
-    if clause in OF_THE_CLASS:
-        return one_of_each(cases, lambda case: case.class_of_layer)
-    return one_of_each(
-        cases, lambda case: case.code_of_places if clause in OF_PLACES else case.code
-    )
+    for clauses, what in KINDS_OF_CLAUSES:
+        if clause in clauses:
+            return one_of_each(cases, what)
+    return one_of_each(cases, lambda case: case.code)
 
 
 class CaseContract(AttentionContract):
@@ -127,10 +150,12 @@ class CaseContract(AttentionContract):
     Attributes:
         cases: Cases that a test class goes through: a clause is held against those of them that reach other code.
         case: The case of a test.
+        turn: Which half of the geometries the first case takes.
     """
 
     cases: ClassVar[Sequence[LayerCase]] = ()
     case: LayerCase
+    turn: int = 0
 
     @pytest.fixture(autouse=True)
     def _case(self, request):
@@ -140,6 +165,14 @@ class CaseContract(AttentionContract):
         metafunc.parametrize(
             "_case", cases_of(metafunc.function.__name__, self.cases), ids=str, indirect=True
         )
+
+    def test_any_geometry_is_attention_by_definition(self, *geometries):
+        """Each case takes a half of them, in turn: cases side by side have a path in common."""
+        if not geometries:
+            cases = cases_of("test_any_geometry_is_attention_by_definition", self.cases)
+            first = (cases.index(self.case) + self.turn) % 2
+            geometries = list(GEOMETRIES.values())[first::2]
+        super().test_any_geometry_is_attention_by_definition(*geometries)
 
     @property
     def formula(self):

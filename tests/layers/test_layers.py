@@ -62,6 +62,7 @@ class TestValuesFirst(CaseContract):
     """The contract where each head mixes channels of its own, which pays only in layers larger than these."""
 
     cases = VALUES_FIRST
+    test_attention_weights_are_those_of_the_definition = None  # they are those of any order
 
     @pytest.fixture(autouse=True)
     def _values_first(self, monkeypatch):
@@ -126,10 +127,12 @@ class TestLargeImages(CaseContract):
     """The contract where images are cut into pieces and bands of keys are left out, which small ones are not.
 
     In place of large images the pieces are made small: few heads and images, and tiles of two queries, or of all,
-    wherever a key can be left out. Channels lie between the axes, or last.
+    wherever a key can be left out. Channels lie between the axes, or last. What is not about how images are cut is held
+    against the first pieces alone.
     """
 
     cases = PIECEWISE
+    test_attention_weights_are_those_of_the_definition = None  # which are never cut
     pieces = (
         (PIECE, 2, BETWEEN),
         (LARGER, 100, BETWEEN),
@@ -137,9 +140,23 @@ class TestLargeImages(CaseContract):
         (LARGER, 2, LAST),
     )
 
-    @pytest.fixture(autouse=True, params=pieces, ids=str)
+    of_pieces = (
+        "test_output_is_attention_by_definition",
+        "test_any_geometry_is_attention_by_definition",
+        "test_gradients_are_those_of_the_definition",
+        "test_small_batches",
+        "test_modes_and_earlier_calls_change_nothing",
+    )
+
+    @pytest.fixture(autouse=True)
     def _small_pieces(self, request, monkeypatch):
+        self.turn = self.pieces.index(request.param)
         make_pieces_small(monkeypatch, *request.param)
+
+    def pytest_generate_tests(self, metafunc):
+        super().pytest_generate_tests(metafunc)
+        pieces = self.pieces if metafunc.function.__name__ in self.of_pieces else self.pieces[:1]
+        metafunc.parametrize("_small_pieces", pieces, ids=str, indirect=True)
 
 
 def make_pieces_small(monkeypatch, piece=PIECE, queries=2, many=BETWEEN):
@@ -259,6 +276,7 @@ class TestInBfloat16(CaseContract):
     """The contract of what computes all heads together in bfloat16, in wider numbers and one image at a time."""
 
     cases = PLANES
+    test_attention_weights_are_those_of_the_definition = None  # of any dtype and path the same
 
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
