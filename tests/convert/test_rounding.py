@@ -123,14 +123,14 @@ def case(kind, how, bright, seed):
     ("kind", "how"), KINDS, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_no_fault_is_exact_or_close_and_no_right_one_differs(kind, how, seeds):
-    """A seed plants 90 faults, the others 1,710; for each five there is a right one, with sums in another order."""
-    missed = []
+    """Nineteen seeds plant 1,710 faults, and one every second of 90, beside right ones that sum in another order."""
+    missed, number = [], KINDS.index((kind, how))
     for bright, seed in itertools.product(BRIGHT, seeds):
         network, x = case(kind, how, bright, seed)
         made, _ = network_to_attention(network, impl="separable", images=x[:2])
         right = certify(network, partial(run, made.eval()), x)
         assert right.verdict == "exact", (bright, seed, right.summary())
-        for fault in FAULTS:
+        for fault in FAULTS if len(seeds) > 1 else FAULTS[(number + bright) % 2 :: 2]:
             wrong = copy.deepcopy(network)
             fault(wrong)
             certificate = certify(network, partial(run, wrong), x)
