@@ -37,7 +37,7 @@ SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
 """Networks that take images of one size only; the others are run on smaller ones than their own."""
 
 
-QUICK = ("test_resnet", "test_nfnet")
+QUICK = ("test_resnet",)
 """Networks for every run; what the others hold beyond these, smaller tests below have layer by layer."""
 
 
@@ -75,12 +75,12 @@ def test_timm(name, notes):
     check(timm.create_model(name, num_classes=11), images(1, 3, size, size), notes)
 
 
-@pytest.mark.parametrize("sizes", [(17, 23), (16, 24)])
 @pytest.mark.parametrize(
     "kind", ["Conv2dSame", "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"]
 )
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_every_subclass_of_timm(kind, stride, sizes):
+def test_every_subclass_of_timm(kind, stride):
+    """On images of which strides leave other rests along each axis: "same" pads by them."""
     torch.manual_seed(0)
     build = getattr(timm.layers, kind)
     network = (
@@ -89,7 +89,7 @@ def test_every_subclass_of_timm(kind, stride, sizes):
         .float()
     )
     before = fingerprint(network)
-    made, certificate = network_to_attention(network, images=images(2, 4, *sizes))
+    made, certificate = network_to_attention(network, images=images(2, 4, 16, 23))
     assert_unchanged(network, before)
     assert certificate.passed
     assert certificate.reference == "float64"
