@@ -48,12 +48,16 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_network_that_draws_is_exact_and_a_fault_in_it_is_found(draw):
+ON_BOTH_PATHS = ("dropout", "numpy")
+"""What torch's generator draws, and another: which path runs is nothing to either."""
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_network_that_draws_is_exact_and_a_fault_in_it_is_found(name):
     torch.manual_seed(0)
-    network = Drawing(draw).eval()
+    network = Drawing(DRAWS[name]).eval()
     before = torch.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
-    for impl in ("auto", "separable"):
+    for impl in ("auto", "separable") if name in ON_BOTH_PATHS else ("auto",):
         made, certificate = network_to_attention(network, images=IMAGES, impl=impl)
         assert certificate.verdict == "exact", certificate.summary()
         assert not [item for item in certificate.not_covered if "as a whole" in item]
