@@ -126,7 +126,7 @@ def strides(network, x):
 
 @pytest.mark.parametrize("number", range(len(NETWORKS)), ids=NETWORKS)
 def test_every_layer_leaves_the_strides_of_its_convolution(number):
-    """Hard heads, and in turn one of the others."""
+    """Hard heads, and in turn one of the others, on images in the first order that torch's convolution takes."""
     torch.manual_seed(0)
     network, images = list(NETWORKS.values())[number](), torch.randn(2, 3, 9, 11)
     others = list(OPTIONS)[1:]
@@ -136,8 +136,7 @@ def test_every_layer_leaves_the_strides_of_its_convolution(number):
             strides(network, x)
         except RuntimeError:  # torch's own convolution leaves no such view
             continue
-        ran += 1
-        for name in ("hard", others[number % len(others)]):
+        for name in ("hard",) if ran else ("hard", others[number % len(others)]):
             made, certificate = network_to_attention(network, images=x, **OPTIONS[name])
             assert "soft" in name or certificate.verdict == "exact", name
             assert not convolutions(made)
@@ -150,4 +149,5 @@ def test_every_layer_leaves_the_strides_of_its_convolution(number):
                 if learns:
                     output.square().sum().backward()
                     optimiser.step()
+        ran += 1
     assert ran
