@@ -146,11 +146,14 @@ def test_sizes_that_the_window_does_not_fit_are_refused():
         attention_to_conv(plain(kernel_size=3), spatial=2)
 
 
-def test_the_size_of_a_kernel_is_that_of_its_groups():
+def test_the_size_of_a_kernel_is_that_of_its_groups(monkeypatch):
+    monkeypatch.setattr("convattn.convert.to_conv._MOST_NUMBERS", 6 * 5 * 5)
     encoding = Quadratic(1, 2, centres=[[0.0, 0.0]], sharpness=5.0)
-    layer = RelativeAttention2d(600, 600, num_heads=1, groups=600, encoding=encoding)
-    made, _ = attention_to_conv(layer, kernel_size=31, spatial=33)
-    assert made.weight.shape == (600, 1, 31, 31)
+    layer = RelativeAttention2d(6, 6, num_heads=1, groups=6, encoding=encoding)
+    made, _ = attention_to_conv(layer, kernel_size=5, spatial=7)
+    assert made.weight.shape == (6, 1, 5, 5)
+    with pytest.raises(ArgumentError, match="at most 150 numbers"):
+        attention_to_conv(layer, kernel_size=7, spatial=7)
 
 
 def test_hard_heads_that_look_beyond_every_image_need_the_size():
