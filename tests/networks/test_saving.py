@@ -38,6 +38,7 @@ def assert_same_network(loaded, saved):
 PARTS = {
     "timm, no options": ("conv1.*", "layer1.*"),
     "timm, padded by size": ("conv_stem", "blocks.0.*"),
+    "torchvision": ("features.0", "features.3.*"),
 }
 """The first convolutions of large networks: more of the same takes time and shows nothing else."""
 
