@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -18,25 +19,16 @@ ALONE = """
 import sys
 sys.modules["convattn"] = None  # an import of it would fail
 import torch
-images = torch.load("images.pt")
-"""
-EXPORTED = (
-    ALONE
-    + """
-from pathlib import Path
-for file in Path().glob("*.pt2"):
-    torch.save(torch.export.load(file).module()(images), file.with_suffix(".scores"))
-"""
-)
-ONNX = (
-    ALONE
-    + """
 import onnxruntime
-session = onnxruntime.InferenceSession("network.onnx", providers=["CPUExecutionProvider"])
-(scores,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-torch.save(torch.from_numpy(scores), "network.scores")
+from pathlib import Path
+images = torch.load("images.pt")
+for file in Path().glob("*.pt2"):
+    torch.save(torch.export.load(file).module()(images), f"{file}.scores")
+for file in Path().glob("*.onnx"):
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (scores,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.save(torch.from_numpy(scores), f"{file}.scores")
 """
-)
 NETWORKS = {
     "quadratic": {"encoding": "quadratic"},
     "fourier": {"encoding": "generalized_quadratic"},
@@ -55,7 +47,7 @@ from convattn.models import ResNet
 images = torch.load("images.pt")
 torch.manual_seed(0)
 network, _ = network_to_attention(ResNet(1, width=4).eval(), images=images)
-torch.save(torch.compile(network, fullgraph=True, backend="aot_eager")(images).detach(), "network.scores")
+torch.save(torch.compile(network, fullgraph=True, backend="aot_eager")(images).detach(), "compiled.scores")
 """
 
 
@@ -77,36 +69,28 @@ def run(program):
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
 
 
-def assert_agrees(network, images, name="network"):
+def assert_agrees(network, images, name):
     """Holds the scores that a program has left against the network's."""
     with torch.no_grad():
         hi, lows = references(lambda network, images: network(images), network, images)
     assert_within_budget(torch.load(f"{name}.scores").detach(), hi, lows, name)
 
 
-def test_exported_programs_run_without_convattn(images, without_type_checks):
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own code
+@pytest.mark.parametrize(
+    "as_onnx",
+    [["quadratic"], pytest.param(["fourier", "content"], marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_exported_networks_run_without_convattn(as_onnx, images, without_type_checks):
     networks = {name: draw(name) for name in NETWORKS}
     for name, network in networks.items():
         torch.export.save(torch.export.export(network, (images,)), f"{name}.pt2")
-    run(EXPORTED)
-    for name, network in networks.items():
-        assert_agrees(network, images, name)
-
-
-@pytest.mark.filterwarnings("ignore")  # of the exporter's own code
-@pytest.mark.parametrize(
-    "name",
-    [
-        "quadratic",
-        pytest.param("fourier", marks=pytest.mark.slow),
-        pytest.param("content", marks=pytest.mark.slow),
-    ],
-)
-def test_onnx_runs_without_convattn(name, images, without_type_checks):
-    network = draw(name)
-    torch.onnx.export(network, (images,), "network.onnx", dynamo=True, verbose=False)
-    run(ONNX)
-    assert_agrees(network, images)
+        if name in as_onnx:
+            torch.onnx.export(network, (images,), f"{name}.onnx", dynamo=True, verbose=False)
+    run(ALONE)
+    for file in (*(f"{name}.pt2" for name in networks), *(f"{name}.onnx" for name in as_onnx)):
+        assert_agrees(networks[Path(file).stem], images, file)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter's own code
@@ -132,9 +116,9 @@ def test_converted_networks_run_without_convattn_for_any_batch(
     torch.onnx.export(program, (), "network.onnx", dynamo=True, verbose=False)
     more = torch.randn(5, *images.shape[1:])
     torch.save(more, "images.pt")
-    for alone in (EXPORTED, ONNX):
-        run(alone)
-        assert_agrees(network.float(), more)
+    run(ALONE)
+    for file in ("network.pt2", "network.onnx"):
+        assert_agrees(network.float(), more, file)
 
 
 @pytest.mark.slow
@@ -143,7 +127,7 @@ def test_converted_networks_compile_to_one_graph(images):
     torch.manual_seed(0)
     network = ResNet(1, width=4).eval()
     run(COMPILED)
-    assert_agrees(network, images)
+    assert_agrees(network, images, "compiled")
 
 
 @pytest.mark.parametrize("encoding", ["quadratic", "distance", "shift"])
