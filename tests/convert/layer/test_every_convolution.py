@@ -42,8 +42,12 @@ def attention_results(layer, x, upstream):
     x = x.detach().requires_grad_()
     y = layer(x)
     parameters = [layer.values.weight] if layer.bias is None else [layer.values.weight, layer.bias]
-    by_input, by_kernel, *by_bias = torch.autograd.grad(y, [x, *parameters], upstream)
-    return [y.detach(), by_input, by_kernel.flatten(2).movedim(-1, 0), *by_bias]
+    by_input, by_values, *by_bias = torch.autograd.grad(y, [x, *parameters], upstream)
+    if layer.values.kernel_size is None:
+        by_values = by_values.flip(0)
+    else:
+        by_values = by_values.flatten(2).movedim(-1, 0)
+    return [y.detach(), by_input, by_values, *by_bias]
 
 
 def random_like(y):
