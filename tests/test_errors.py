@@ -2,6 +2,7 @@ import copy
 import inspect
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +15,20 @@ from convattn.errors import (
     must_be,
     must_be_a,
     must_fit,
+    optional_module,
 )
+
+
+def test_a_package_that_is_there_and_broken_is_not_called_absent(tmp_path, monkeypatch):
+    (tmp_path / "broken_one.py").write_text("raise ImportError('no libx.so')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConvAttnError, match=r"broken_one is installed.*no libx\.so") as caught:
+        optional_module("broken_one", "none")
+    assert not isinstance(caught.value, MissingDependencyError)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingDependencyError, match="scikit-learn"):
+        optional_module("sklearn.datasets", "train")
+
 
 CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)

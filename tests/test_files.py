@@ -54,6 +54,12 @@ def test_a_file_that_is_there_is_replaced(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
+def test_a_mount_point_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.path.ismount", lambda place: place == tmp_path)
+    with pytest.raises(ArgumentError, match="must not be a mount point: name a folder in"):
+        require_new_folder(tmp_path)
+
+
 @pytest.mark.parametrize("step", ["mkdir", "fsync", "chmod", "replace"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step):
     path = tmp_path / "file"

@@ -244,9 +244,14 @@ def optional_module(name: str, extra: str) -> ModuleType:
     """
     try:
         return __import__(name)
-    except ImportError:
+    except ImportError as error:
         outermost = name.partition(".")[0]
-        raise MissingDependencyError(_PACKAGES.get(outermost, outermost), extra) from None
+        package = _PACKAGES.get(outermost, outermost)
+        if find_spec(outermost) is not None:
+            raise ConvAttnError(
+                f"{package} is installed, but cannot be imported: {error}"
+            ) from error
+        raise MissingDependencyError(package, extra) from None
 
 
 def require_packages(**needed: Sequence[str]) -> None:

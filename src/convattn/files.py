@@ -100,6 +100,10 @@ def require_new_folder(path: AnyPath, argument: str = "folder", *, may_be: str =
             )
         if path.is_dir() and path.samefile("."):
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
+        if os.path.ismount(place):  # what is there cannot be replaced
+            raise ArgumentError(
+                f"{argument} must not be a mount point: name a folder in {str(path)!r}"
+            )
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
         above = next(folder for folder in place.parents if folder.exists())

@@ -28,7 +28,7 @@ def keep_random_state(network: nn.Module | None = None) -> Iterator[None]:
     """
     devices = set(range(torch.cuda.device_count()))
     if network is not None:
-        devices = {one.device.index or 0 for one in network.parameters() if one.is_cuda}
+        devices = _cuda_devices(network)
     of_numpy = np.random.get_state()  # noqa: NPY002 - the one that networks draw from
     of_python = random.getstate()
     with torch.random.fork_rng(devices=sorted(devices)):
@@ -43,10 +43,23 @@ def keep_random_state(network: nn.Module | None = None) -> Iterator[None]:
 def from_seed(network: nn.Module) -> Iterator[None]:
     """Lets all random numbers start from `SEED` inside, and restores their states on leaving."""
     with keep_random_state(network):
-        torch.manual_seed(SEED)
+        seed_torch(network, SEED)
         np.random.seed(SEED)  # noqa: NPY002
         random.seed(SEED)
         yield
+
+
+def seed_torch(network: nn.Module, seed: int) -> None:
+    """Seeds torch on the CPU and on the network's devices; `torch.manual_seed` would seed those of others, too."""
+    if any(one.device.type not in ("cpu", "cuda", "meta") for one in network.parameters()):
+        torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    for device in _cuda_devices(network):
+        torch.cuda.default_generators[device].manual_seed(seed)
+
+
+def _cuda_devices(network: nn.Module) -> set[int]:
+    return {one.device.index or 0 for one in network.parameters() if one.is_cuda}
 
 
 def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:

@@ -72,6 +72,11 @@ def test_what_a_long_first_column_leaves_no_room_for_stands_below_it():
     assert lines == [f"  {'a' * 30}", words, words, f"{' ' * 20}word"]
 
 
+def test_a_stream_that_is_closed_is_no_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    print_record(Number(1), SUMMARY, json=False)
+
+
 def test_elsewhere_lines_stay_whole(capsys):
     print_record(Number(1), SUMMARY, json=False)
     assert capsys.readouterr().out == f"{SUMMARY}\n"

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from convattn import certify
 from convattn.convert import network_to_attention, network_to_conv
+from convattn.heads.untrained import untrained
 
 IMAGES = torch.randn(4, 3, 9, 11, generator=torch.Generator().manual_seed(5))
 
@@ -69,6 +70,15 @@ def test_a_network_that_draws_is_exact_and_a_fault_in_it_is_found(name):
     assert before[1] == after[1]
     other.second.weight.data[2, :, 1, 1] += 1e-3
     assert certify(network, other, IMAGES).verdict != "exact"
+
+
+def test_devices_without_the_network_are_not_seeded(monkeypatch):
+    seeds = []
+    monkeypatch.setattr("torch.cuda.manual_seed_all", seeds.append)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout()).eval()
+    network_to_attention(network, images=torch.zeros(1, 3, 5, 5))
+    untrained(network, 0)
+    assert seeds == []
 
 
 def test_that_one_seed_was_drawn_is_said():

@@ -2,6 +2,7 @@ import pytest
 import torch
 from tests.models.network_cases import SMALL, count_parameters, small_images
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,6 +17,16 @@ from convattn.errors import (
 )
 from convattn.layers import Content, NormalisedConv
 from convattn.models import AttentionNet
+
+
+def test_operations_are_counted_in_half_precision_and_after_pruning():
+    network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
+    expected = network.flops()
+    assert network.bfloat16().flops() == expected
+    network.float()
+    prune.l1_unstructured(network.get_submodule("blocks.0.mixer.values"), "weight", 0.5)
+    network(torch.zeros(1, 3, 32, 32))
+    assert network.flops() == expected
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,25 @@ def test_a_certificate_of_an_earlier_network_does_not_stay(hub, made):
     push_to_hub(made[0], "someone/first", certificate=made[1])
     push_to_hub(made[0], "someone/second")
     uploads = [call["delete_patterns"] for call in hub if "delete_patterns" in call]
-    assert uploads == [[], ["certificate.json"]]
+    assert uploads == [["index.html"], ["certificate.json", "index.html"]]
+
+
+def test_what_only_the_hub_takes_is_refused_for_a_folder(hub, made, tmp_path):
+    folder = save_network(made[0], tmp_path / "made")
+    for option in ({"revision": "v1"}, {"force_download": True}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(option))} must be left out: .* is a"):
+            load_network(folder, **option)
+
+
+def test_an_error_of_the_network_is_one_of_the_library(hub, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("proxy")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be fetched from the Hub \(RuntimeError: proxy"
+    ):
+        load_network("someone/else")
 
 
 def test_what_is_neither_folder_nor_repository_is_told(hub):

@@ -147,6 +147,8 @@ def test_arrays_that_a_network_would_take_for_something_else_are_refused(tmp_pat
     wrong = {
         "uint16 of shape .*: pictures in an array are bytes": np.zeros((2, 5, 7, 3), np.uint16),
         "uint8 of shape .*: pictures in an array are bytes": np.zeros((2, 5, 7, 4), np.uint8),
+        r"\(5, 7, 3\) may be one picture or several": np.zeros((5, 7, 3), np.uint8),
+        "must hold finite numbers of float32": np.full((2, 3, 5, 7), 1e39),
         r"float32 of shape .*channels last.*transpose\(0, 3, 1, 2\)": np.zeros((2, 5, 7, 3), "f4"),
     }
     for message, array in wrong.items():

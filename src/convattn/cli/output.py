@@ -96,7 +96,7 @@ def recipe_changes(
 
 def print_record(record: Record, summary: str, *, json: bool) -> None:
     """Prints a result as JSON, or its summary, whose lines fit the terminal if it goes to one."""
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         summary = fit(summary, shutil.get_terminal_size().columns)
     text = record.to_json() if json else f"{summary}\n"
     print(text, end="", flush=True)

@@ -79,7 +79,8 @@ def train(  # noqa: PLR0913 - the options of the command
     folder = output or Path("runs") / resolved.run_name
     if output is None and not resume:
         folder = first_free(folder)
-    tell = None if sys.stderr.isatty() else say  # a terminal has the progress bar
+    shows_bar = sys.stderr is not None and sys.stderr.isatty()
+    tell = None if shows_bar else say  # a terminal has the progress bar
     finished = resume and (folder / "record.json").is_file()
     try:
         with one_thread(resolved.is_small):

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from torch.nn.utils import parametrize
+
 from convattn.encodings.distance import AxialDistance, Distance
 from convattn.encodings.encoding import Encoding
 from convattn.encodings.fixed_shift import Shift
@@ -32,7 +34,7 @@ _known: dict[str, type[Encoding]] = {
     "linear_distance": LinearDistance,
     "shift": Shift,
 }
-_OWN = frozenset(_known)
+OWN_ENCODINGS = frozenset(_known)
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 ENCODINGS: Mapping[str, type[Encoding]] = MappingProxyType(_known)
@@ -67,9 +69,7 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
     is_name = isinstance(name, str) and name.isidentifier()
     require(is_name, "name", "a name of letters, digits and underscores", name)
     other = _known.get(name, kind)
-    # A class that a notebook's cell defines again is another object of the same name.
-    same_module = other.__module__ == kind.__module__
-    if not same_module or other.__qualname__ != kind.__qualname__:
+    if not _is_same(other, kind):
         raise ArgumentError(
             f"name must be new, but {name!r} is already the name of {other.__qualname__}"
         )
@@ -149,22 +149,27 @@ def describe_encoding(encoding: Encoding) -> dict[str, Any]:
         >>> describe_encoding(Distance(9, 2))
         {'name': 'distance', 'options': {'hidden': 64}}
     """
-    kind = type(encoding)
+    kind = parametrize.type_before_parametrizations(encoding)
     if isinstance(encoding, ScoreFunction):
         raise UnsupportedModelError(
             f"cannot save the encoding {encoding}: a file holds no functions. Write it as a subclass of"
             " convattn.Encoding, and register that by convattn.register_encoding"
         )
-    name = next((name for name, known in _known.items() if known is kind), None)
+    name = next((name for name, known in _known.items() if _is_same(known, kind)), None)
     if name is None:
         raise UnsupportedModelError(
             f"cannot save the encoding {kind.__name__}: loading could not build it, because it has no name. Register it"
             f" first: convattn.register_encoding({kind.__name__.lower()!r}, {kind.__name__})"
         )
     options = encoding.options()
-    if name not in _OWN:
+    if name not in OWN_ENCODINGS:
         _require_all(kind, options)
     return {"name": name, "options": options}
+
+
+def _is_same(known: type[Encoding], kind: type[Encoding]) -> bool:
+    """Tells whether two classes are one; one that a notebook's cell defines again is another object of the name."""
+    return (known.__module__, known.__qualname__) == (kind.__module__, kind.__qualname__)
 
 
 def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:

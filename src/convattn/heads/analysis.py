@@ -118,7 +118,7 @@ def analyze(
     counts = {MEASURED: inputs.count}
     counts |= {name: control_count(inputs.count) for name in CONTROLS if name in controls}
     generator = torch.Generator().manual_seed(SEED)
-    order = torch.randperm(inputs.count, generator=generator).tolist()
+    order = torch.randperm(inputs.count, generator=generator, device="cpu").tolist()
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():

@@ -36,7 +36,9 @@ def shuffled(image: Tensor, grid: tuple[int, ...], seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     if image.ndim == 1 and not image.is_floating_point():
-        order = torch.randperm(max(len(image) - 2, 0), generator=generator).to(image.device)
+        order = torch.randperm(max(len(image) - 2, 0), generator=generator, device="cpu").to(
+            image.device
+        )
         return torch.cat([image[:1], image[1 + order], image[1:][-1:]])
     copy = image.clone(memory_format=torch.contiguous_format)
     picture = copy
@@ -47,6 +49,6 @@ def shuffled(image: Tensor, grid: tuple[int, ...], seed: int) -> Tensor:
     _, height, width = picture.shape
     region = picture[:, : height // rows * rows, : width // cols * cols]
     cut = rearrange(region, f"{_PIXELS} -> {_PATCHES}", rows=rows, cols=cols)
-    order = torch.randperm(len(cut), generator=generator).to(image.device)
+    order = torch.randperm(len(cut), generator=generator, device="cpu").to(image.device)
     region.copy_(rearrange(cut[order], f"{_PATCHES} -> {_PIXELS}", rows=rows, cols=cols))
     return copy

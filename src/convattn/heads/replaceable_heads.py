@@ -107,7 +107,7 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[Head
         counts = f"from 0 to {len(every)}, the heads of the report"
         raise ArgumentError(must_be("count", counts, count))
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(every), generator=generator)
+    order = torch.randperm(len(every), generator=generator, device="cpu")
     drawn = sorted(order[:count].tolist())
     return tuple(every[index] for index in drawn)
 

@@ -13,7 +13,7 @@ from convattn.convert.network_runs import copy_network
 from convattn.errors import UnsupportedModelError
 from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.networks.saved_layers import describe_layer, rebuild_layer
-from convattn.random_numbers import keep_random_state
+from convattn.random_numbers import keep_random_state, seed_torch
 from convattn.structure import full_name
 
 _TRANSFORMERS = "transformers.modeling_utils.PreTrainedModel"
@@ -46,7 +46,7 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
     """
     network = copy_network(model)
     with keep_random_state(network), torch.no_grad():
-        torch.manual_seed(seed)
+        seed_torch(network, seed)
         for parameter in network.parameters():
             vars(parameter).pop(_INITIALISED, None)
             if parameter.is_floating_point():

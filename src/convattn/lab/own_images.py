@@ -168,7 +168,7 @@ def _split_by_class(split: ImageSplit) -> tuple[ImageSplit, ImageSplit]:
         rows = (split.labels == label).nonzero().flatten()
         if len(rows) < 2:
             raise DataError(f"class {label} has one image: it needs two, one of them to test")
-        order = torch.randperm(len(rows), generator=generator)
+        order = torch.randperm(len(rows), generator=generator, device="cpu")
         is_test[rows[order[: max(1, len(rows) // _TEST_SHARE)]]] = True
     return split.take(~is_test), split.take(is_test)
 

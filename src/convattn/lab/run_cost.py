@@ -63,7 +63,8 @@ def announce(
         seconds += count * of_run / min(workers, len(recipes))
     if len(recipes) > 1:
         tell(f"all {len(recipes)} runs: {in_words(seconds)}")
-    if seconds > _HOUR and not yes and sys.stdin.isatty():
+    in_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if seconds > _HOUR and not yes and in_terminal:
         raise ArgumentError(f"this takes about {in_words(seconds)}: --yes starts it")
 
 

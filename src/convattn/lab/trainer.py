@@ -89,7 +89,7 @@ class Batches:
         for generator, state in zip(self._generators, self.states, strict=True):
             generator.set_state(state)
         of_rows, augmentation = self._generators
-        rows = torch.randperm(len(self._split), generator=of_rows)
+        rows = torch.randperm(len(self._split), generator=of_rows, device="cpu")
         recipe, size, most = self._recipe, self._size, self._recipe.crop_padding
         shifts = [torch.zeros(2, 0, dtype=torch.int64)]
         coins = [torch.zeros(0)]

@@ -740,7 +740,7 @@ def _are_taps(encoding: Encoding, geometry: Geometry) -> bool:
         return _is_window(encoding, geometry)
     if centres.is_meta or len(centres) != math.prod(geometry.kernel_size):
         return False
-    return torch.equal(centres.round().cpu().double(), torch.tensor(geometry.taps()).double())
+    return centres.round().tolist() == [list(map(float, tap)) for tap in geometry.taps()]
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:

@@ -1,6 +1,5 @@
 """The base of the image classifiers: what they were made with, and how their operations are counted."""
 
-import copy
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from convattn.grid import whole_number
 from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.structure import copied_module
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ImageClassifier(nn.Module):
             scores; mixing and scores with N x N weights, that of a `NormalisedConv` too.
         """
         counts = Counter[str]()
-        network = copy.deepcopy(self).to("meta").eval()
+        network = copied_module(self).to(device="meta", dtype=torch.float32).eval()
         inside: set[nn.Module] = set()
         for module in network.modules():
             weight = getattr(module, "weight", None)

@@ -111,7 +111,9 @@ class ImageDataset:
         expected = f"from 1 to {len(self.train) - 1}, to leave some to train"
         require(0 < count < len(self.train), "held_out", expected, count)
         order = torch.randperm(
-            len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED)
+            len(self.train),
+            generator=torch.Generator().manual_seed(_HELD_OUT_SEED),
+            device="cpu",
         )
         measured, learnt = order[:count], order[count:].sort().values
         train, validation = self.train.take(learnt), self.train.take(measured)

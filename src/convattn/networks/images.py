@@ -181,8 +181,11 @@ def open_images(
         names = [f"{path.name}, image {row}" for row in range(len(pictures))]
         return Pictures(names, list(pictures), prepare())
     kind = np.float32 if array.dtype.kind == "f" else np.int64
-    with np.errstate(over="ignore"):  # infinite numbers are refused later
-        return torch.from_numpy(array.astype(kind))
+    with np.errstate(over="ignore"):
+        cast = array.astype(kind)
+    if not np.isfinite(cast).all():
+        raise DataError(f"{path} must hold finite numbers of {np.dtype(kind)}")
+    return torch.from_numpy(cast)
 
 
 def open_for(loaded: LoadedNetwork, path: Path, limit: int) -> Sequence[Tensor] | Tensor:
@@ -206,6 +209,10 @@ def _as_pictures(array: np.ndarray, path: Path) -> np.ndarray | None:
     """
     shape = array.shape
     if array.dtype == np.uint8 and array.ndim in (3, 4):
+        if array.ndim == 3 and shape[2] in _CHANNELS:
+            raise DataError(
+                f"{path} of shape {shape} may be one picture or several: give it as array[None] or array[..., None]"
+            )
         if array.ndim == 3:
             array = array[..., None]
         elif shape[3] not in _CHANNELS and shape[1] in _CHANNELS:

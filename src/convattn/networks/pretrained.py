@@ -6,11 +6,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from convattn.errors import CheckpointError, must_be, optional_module, require_name
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    must_be,
+    optional_module,
+    require_name,
+)
 from convattn.files import AnyPath, as_path, folder_state
 from convattn.provenance import RunRecord
 from convattn.record import Record
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
+from convattn.wording import some
 
 _HOME = "convattn:"
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -90,6 +97,9 @@ def fetch(source: AnyPath, *, cache_dir: AnyPath | None, **options: Any) -> Path
             " network.load_state_dict(torch.load(file, weights_only=True))"
         )
     if folder_state(folder) is not None:
+        given = [name for name in ("revision", "force_download") if options.get(name)]
+        if given:
+            raise ArgumentError(f"{some(given)} must be left out: {str(source)!r} is a folder here")
         return folder
     if not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
         expected = 'a folder that exists, "convattn:NAME" or a repository "owner/name" of the Hub'
@@ -104,7 +114,7 @@ def fetch(source: AnyPath, *, cache_dir: AnyPath | None, **options: Any) -> Path
             library_name="convattn",
             **options,
         )
-    except (OSError, ValueError) as error:  # the Hub's client raises no others
+    except Exception as error:  # noqa: BLE001 - the Hub's client lets errors of the network through
         raise CheckpointError(
             f"{source} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
         ) from None

@@ -1,10 +1,12 @@
 """Single layers as JSON types: what rebuilds a layer, without its weights."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from convattn.convert.calls import AttendedCalls, Call
@@ -15,6 +17,7 @@ from convattn.convert.taps import (
     TransposedConvolution,
 )
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
+from convattn.encodings.registry import OWN_ENCODINGS
 from convattn.errors import UnsupportedModelError, require_name
 from convattn.layers import Content, NormalisedConv, RelativeAttention
 
@@ -81,9 +84,13 @@ def rebuild_layer(description: Mapping[str, Any], place: Any = None) -> nn.Modul
         raise UnsupportedModelError(f"its encoding {encoding['name']!r} is not registered: {hint}")
     if description["content"]:
         options["content"] = Content(**description["content"])
-    built = create_encoding(
-        encoding["name"], options["num_heads"], kind.dims, **encoding["options"]
-    )
+    place = nullcontext()
+    if encoding["name"] not in OWN_ENCODINGS:
+        place = torch.device("cpu")  # it may compute numbers that are in no file, or look at them
+    with place:
+        built = create_encoding(
+            encoding["name"], options["num_heads"], kind.dims, **encoding["options"]
+        )
     return kind(encoding=built, **options, device=None)
 
 

@@ -192,8 +192,10 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
             repo_id=repository.repo_id,
             repo_type="model",
             folder_path=folder,
-            # of an earlier network, which would not be that of this one
-            delete_patterns=[] if (folder / CERTIFICATE).exists() else [CERTIFICATE],
+            # of an earlier network, which would not be those of this one
+            delete_patterns=[
+                name for name in (CERTIFICATE, "index.html") if not (folder / name).exists()
+            ],
             commit_message=commit_message,
             revision=branch,
             create_pr=create_pr,

@@ -50,7 +50,7 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
         if tensor.stride() != usual and _is_whole(tensor):
             strides[name] = list(tensor.stride())
     buffers = {}
-    for name, buffer in network.named_buffers():
+    for name, buffer in network.named_buffers(remove_duplicate=False):
         if name not in state and buffer.is_floating_point():
             buffers[name] = dtype_name(buffer.dtype)
     return {"frozen": frozen, "strides": strides, "buffers": buffers}

@@ -184,7 +184,7 @@ def _draw(loaded: LoadedNetwork) -> nn.Module:
             f"untrained builds the network anew, and nothing says what builds a {kind}"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # of the CPU alone, where it is built
         return create_network(loaded.source, loaded.options)
 
 
