@@ -175,14 +175,15 @@ def open_images(
         return Pictures([file.name for file in files], files, prepare())
     is_array = path.is_file() and ending == ".npy"
     require(is_array, "images", "a folder of pictures, a picture or a .npy file", str(path))
-    array = _read_array(path)[:limit]
+    array = _read_array(path)
     pictures = _as_pictures(array, path)
     if pictures is not None:
-        names = [f"{path.name}, image {row}" for row in range(len(pictures))]
-        return Pictures(names, list(pictures), prepare())
+        sources = list(pictures[:limit])
+        names = [f"{path.name}, image {row}" for row in range(len(sources))]
+        return Pictures(names, sources, prepare())
     kind = np.float32 if array.dtype.kind == "f" else np.int64
     with np.errstate(over="ignore"):
-        cast = array.astype(kind)
+        cast = array[:limit].astype(kind)
     if not np.isfinite(cast).all():
         raise DataError(f"{path} must hold finite numbers of {np.dtype(kind)}")
     return torch.from_numpy(cast)
