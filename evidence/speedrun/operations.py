@@ -17,9 +17,7 @@ _PASSES = 3
 def petaflops(recipe: Mapping[str, Any], *, every_pair: bool = False) -> float:
     """Counts the operations of a training run in 10¹⁵, with means along one axis after the other or over every pair."""
     model = recipe["model"]
-    forward = _of_an_image(
-        model["mixing"], tuple(model["widths"]), model.get("patch", 2), every_pair
-    )
+    forward = _of_an_image(model["mixing"], tuple(model["widths"]), model["patch"], every_pair)
     return _PASSES * forward * TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
 
 
@@ -61,9 +59,9 @@ def with_mixing(recipe: Mapping[str, Any], mixing: str) -> dict[str, Any]:
 
 
 def network_of(recipe: Mapping[str, Any]) -> SpeedNet:
-    """Builds the network of a recipe; records from before the stem had a choice have patches of 2 x 2."""
+    """Builds the network of a recipe."""
     model = recipe["model"]
-    return SpeedNet(model["mixing"], widths=model["widths"], patch=model.get("patch", 2))
+    return SpeedNet(model["mixing"], widths=model["widths"], patch=model["patch"])
 
 
 def sides_of(network: SpeedNet) -> list[int]:

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from convattn.fields import read
+from convattn.lab.recipe import Recipe
 from evidence import pages, values
 from evidence.results import PAGES, ROOT
 
@@ -154,3 +156,11 @@ def test_a_table_of_conversions_has_one_padding(given):
         cells = [line.split(" | ") for line in rows.split("\n\n")[0].splitlines()[2:]]
         assert cells
         assert {paddings[row[0].removeprefix("| "), row[1]] for row in cells} == {name}
+
+
+def test_every_record_holds_a_recipe_as_it_is_read_today():
+    records = [*(ROOT / "evidence").rglob("record.json")]
+    assert len(records) > 200
+    for file in records:
+        recipe = json.loads(file.read_text())["recipe"]
+        assert read(Recipe, recipe).to_dict() == recipe, file
