@@ -115,7 +115,7 @@ def test_missing_packages_are_told_once_and_nothing_is_started(tmp_path, monkeyp
     monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
     assert run("study sa-quadratic") == 2
     assert capsys.readouterr().err == (
-        "convattn: this needs accelerate, matplotlib, huggingface-hub, pyarrow, tomli-w, pillow, which"
+        "convattn: this needs accelerate, matplotlib, scipy, huggingface-hub, pyarrow, tomli-w, pillow, which"
         ' are not installed; run: pip install "convattn[train]"\n'
     )
     assert not list(tmp_path.iterdir())

@@ -170,8 +170,29 @@ def test_a_run_of_another_recipe_is_no_start(pair, tmp_path):
     """Its network may fit; the record would then name a recipe that did not make it."""
     again = {**SHORT, "start.folder": str(pair / "resnet18-longer")}
     more = load_recipe("resnet18-longer", scale="tiny", overrides=again)
-    with pytest.raises(RecipeError, match=r"is 'resnet18', but .* is a run of 'resnet18-longer'"):
+    with pytest.raises(
+        RecipeError, match=r"of resnet18 at scale tiny, but .* is one of resnet18-longer"
+    ):
         train(more, output=tmp_path / "more", progress=False)
+
+
+def test_a_start_that_has_learned_the_held_out_images_is_refused(pair):
+    """Their accuracy would be that of training."""
+    changes = {**SHORT, "start.folder": str(pair / "resnet18"), "data.held_out": "100"}
+    more = load_recipe("resnet18-longer", scale="tiny", overrides=changes)
+    with pytest.raises(
+        RecipeError, match=r"has learned the images .* train it with data\.held_out=100"
+    ):
+        train(more, progress=False)
+
+
+def test_a_start_of_another_scale_is_refused(pair):
+    changes = {"start.folder": str(pair / "resnet18"), "data.name": "digits"}
+    more = load_recipe("resnet18-longer", scale="small", overrides=changes)
+    with pytest.raises(
+        RecipeError, match=r"at scale small, but .* is one of resnet18 at scale tiny"
+    ):
+        train(more, progress=False)
 
 
 def test_a_run_to_start_from_that_is_no_such_network_is_refused(trained):

@@ -168,6 +168,38 @@ def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):
     assert not (tmp_path / "run" / "record.json").exists()
 
 
+def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, monkeypatch):
+    """The last update of an epoch, and one between two checks of the loss."""
+    honest = trainer.Trainer._train_on
+    for step, told in ((5, "the test loss is nan after epoch 1"), (3, "the loss is nan at step 3")):
+
+        def spoil(self, *batch, at=step):
+            loss = honest(self, *batch)
+            if self.step == at - 1:
+                next(self.network.parameters()).data.fill_(float("nan"))
+            return loss
+
+        monkeypatch.setattr(trainer.Trainer, "_train_on", spoil)
+        folder = tmp_path / str(step)
+        with pytest.raises(TrainingError, match=f"tiny: {told}"):
+            train(
+                tiny_recipe(epochs=1),
+                output=folder,
+                data=tiny_data(),
+                progress=False,
+                checkpoint_every=step + 1,
+            )
+        assert [place.name for place in (folder / "checkpoints").iterdir()] == ["step-00000000"]
+
+
+def test_peak_memory_is_that_of_this_run():
+    held = torch.ones(200 * 2**20 // 4)  # of before
+    before = held.sum().item() and peak_memory(CPU)
+    del held
+    record = train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)
+    assert record.peak_memory < before - 100 * 2**20
+
+
 def test_terminal_is_shown_each_epoch(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(

@@ -1,6 +1,8 @@
 """A user's own images: from folders of pictures and from tensors, split, recorded, and trained on by every command."""
 
 import dataclasses
+import hashlib
+import shlex
 import statistics
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from convattn.data import dataset_from_tensors, load_folder, normalise
 from convattn.encodings import registry
 from convattn.errors import ArgumentError, DataError
 from convattn.lab import load_recipe, train
-from convattn.lab.study_plan import plan_runs, train_command
+from convattn.lab.recipe import command_for
+from convattn.lab.study_plan import plan_runs
 from convattn.networks.images import class_names, preparation
 from convattn.networks.loading import load_with_source
 from convattn.provenance import RunRecord
@@ -53,11 +56,11 @@ def draw(folder: Path, count: int, *, classes=CLASSES, grey=False) -> None:
 
 
 def words_of_a_study(changes: dict[str, str]) -> list[str]:
-    """Returns the words of the command by which a study starts a run."""
+    """Returns the words of the command that repeats a run of a study."""
     (run_of_study,) = plan_runs(
         ["digits-quadratic"], "study", seeds=[1], scale=None, overrides=changes, grid={}
     )
-    return train_command(run_of_study)
+    return shlex.split(command_for(run_of_study.recipe))
 
 
 @pytest.fixture
@@ -219,8 +222,10 @@ def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsy
     Path(f"{MODULE}.py").write_text(RING)
     own += f" --import {MODULE}"
     assert run(f"train digits-quadratic --seed 1 -o run {own}") == 0
-    command = RunRecord.load("run/record.json").command
-    assert "--set imports=rings_of_a_test" in command
+    record = RunRecord.load("run/record.json")
+    assert "--set imports=rings_of_a_test" in record.command
+    digest = hashlib.sha256(RING.encode()).hexdigest()
+    assert record.versions[MODULE] == f"sha256 {digest}"
     assert "imports=rings_of_a_test" in words_of_a_study(recipe_changes([], [MODULE], None))
     assert run("reproduce fig2 --runs run --import no_such_module") == 2
     assert run("certify run run --import rings_of_a_test --json") == 0

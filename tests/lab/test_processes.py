@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from tests.lab.tiny import references_of_runs, tiny_data, tiny_recipe
 
 from convattn.budget import Sums, assert_within_budget
@@ -87,11 +88,15 @@ def test_second_precision_in_one_process_is_refused():
         train(with_precision(tiny_recipe(epochs=1), "bf16"), data=tiny_data(), progress=False)
 
 
-def test_a_precision_that_a_cpu_does_not_train_in_is_refused(monkeypatch):
-    made = SimpleNamespace(device=torch.device("cpu"))
-    monkeypatch.setattr("accelerate.Accelerator", lambda **_: made)
+def test_a_precision_that_a_cpu_does_not_train_in_is_refused_and_leaves_the_process_as_it_was(
+    monkeypatch,
+):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for shared in (AcceleratorState, PartialState):
+        monkeypatch.setattr(shared, "_shared_state", {})
     with pytest.raises(DeviceError, match=r"'fp16' is not possible on a CPU"):
         train(with_precision(tiny_recipe(epochs=1), "fp16"), data=tiny_data(), progress=False)
+    assert AcceleratorState._shared_state == {}
 
 
 def test_missing_accelerate_says_how_to_install(monkeypatch):

@@ -12,7 +12,7 @@ from tests.lab.run_cases import RECIPES, change_record, copy_run, make_run
 
 from convattn import load_network
 from convattn.data import load_digits, normalise
-from convattn.errors import ArgumentError, UnknownNameError
+from convattn.errors import ArgumentError, TrainingError, UnknownNameError
 from convattn.lab import paper_figures
 from convattn.lab.paper_figures import attention_grid
 from convattn.lab.reproduction import TARGETS, Reproduction, reproduce
@@ -224,6 +224,23 @@ def test_what_is_missing_is_trained_with_the_data_and_the_start_that_are_named(
     ]
     assert said[3:] == [f"training {output}" for output, *_ in begun.values()]
     assert result.unfinished == (f"{folder}/sa-learned-0",)
+
+
+def test_a_run_that_cannot_be_trained_does_not_stop_the_others(tmp_path, monkeypatch):
+    """An empty folder in the place of a run is filled."""
+    folder, tried, said = tmp_path / "runs", [], []
+    (folder / "sa-learned-0").mkdir(parents=True)
+
+    def train(recipe, *, output, resume, tell):
+        tried.append((recipe.name, resume))
+        raise TrainingError("the loss is nan")
+
+    monkeypatch.setattr("convattn.lab.reproduction.train", train)
+    monkeypatch.setattr("convattn.lab.reproduction.announce", lambda *_, **__: None)
+    result = reproduce(["fig4", "fig5"], folder, tmp_path / "out", tell=said.append)
+    assert tried == [("sa-quadratic", False), ("sa-learned", False)]
+    assert said[1::2] == [f"{folder}/{name}-0 FAILED: the loss is nan" for name, _ in tried]
+    assert [target.complete for target in result.targets] == [False, False]
 
 
 def test_damaged_runs_stop_only_what_needs_them(runs, tmp_path):

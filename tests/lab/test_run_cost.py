@@ -64,3 +64,37 @@ def test_what_runs_take_is_said_and_more_than_an_hour_is_confirmed(slow, monkeyp
     assert said[-1] == "all 4 runs: 3.0 hours"
     monkeypatch.setenv("RANK", "0")
     announce(runs, lambda _: pytest.fail("it is one of several processes"), yes=False)
+
+
+def test_images_are_loaded_once_and_a_step_without_memory_stops_nothing(slow, monkeypatch):
+    loaded, said, one = [], [], tiny_recipe()
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(run_cost, "load_data", loaded.append)
+    monkeypatch.setattr(run_cost, "measure_cost", fail)
+    faster = replace(one, optim=replace(one.optim, learning_rate=1.0))
+    announce([one, faster], said.append, yes=False)
+    assert loaded == [one.data]
+    assert said == [f"{one.name}: could not be measured"] * 2 + ["all 2 runs: 0 s"]
+
+
+def test_what_several_tensors_share_is_counted_once(monkeypatch):
+    class Halves(torch.nn.Module):
+        """Keeps the images, and two slices of what it makes of them, for the gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, images):
+            values = images.flatten(1) * self.weight
+            return values[:, :2] * self.weight + values[:, 2:4] * self.weight
+
+    monkeypatch.setattr(run_cost, "build_network", lambda *_: Halves())
+    monkeypatch.setattr(run_cost, "build_optimizer", lambda _, n: torch.optim.SGD(n.parameters()))
+    data = tiny_data()
+    held = measure_cost(tiny_recipe(), data).memory - data.train.images.nbytes
+    images = 4 * 8 * 36  # a batch, in float32
+    assert 2 * images < held < 2.5 * images

@@ -5,6 +5,7 @@ import pytest
 from tests.lab.run_cases import change_record, copy_run
 
 from convattn.errors import ArgumentError, CheckpointError
+from convattn.lab import load_recipe
 from convattn.lab.paper_figures import Material
 from convattn.lab.paper_table import table_rows
 from convattn.lab.runs import find_runs, group_runs, read_curve
@@ -103,41 +104,45 @@ def test_runs_of_other_settings_or_data_are_not_mixed(run, difference):
         dataclasses.replace(
             record, data=dataclasses.replace(record.data, hashes={"train": "0"})
         ).save(other / "record.json")
-    change_record(other, command="convattn train sa-quadratic --set seed=1", seed=1)
+    change_record(other, seed=1)
+    groups = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
+    assert {tuple(item.folder for item in group.runs) for group in groups} == {(other,), (run,)}
+
+
+def test_the_run_with_the_fewest_changes_is_first(run):
+    other = shutil.copytree(run, run.parent / "other")
+    change_record(other, recipe=load_recipe("sa-quadratic").to_dict())
     first, second = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
-    assert ([item.folder for item in first.runs], [item.folder for item in second.runs]) == (
-        [other],
-        [run],
-    )
+    assert (first.first.folder, second.first.folder) == (other, run)
 
 
 def test_folders_and_claims_make_no_difference(run):
     other = shutil.copytree(run, run.parent / "other")
-    recipe = RunRecord.load(run / "record.json").recipe
-    change(other, claim="another", seed=1, data={**recipe["data"], "folder": "elsewhere"})
+    data = {**RunRecord.load(run / "record.json").recipe["data"], "name": "cifar10"}
+    change(run, data=data)
+    change(other, claim="another", seed=1, data={**data, "folder": "elsewhere"})
     change_record(other, seed=1)
     (group,) = group_runs(find_runs(run.parent).finished, "paper")["sa-quadratic"]
     assert len(group.runs) == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "changes"),
-    [
-        (
-            "convattn train x --set seed=1 --set data.folder=f --set 'claim=a b' --set start.folder=g",
-            (),
-        ),
-        (
-            "convattn train x --scale small --set seed=1 --set training.epochs=2",
-            ("training.epochs=2",),
-        ),
-        ("convattn train recipe.toml", ("by its own recipe.toml",)),
-    ],
-)
-def test_changes_are_read_from_the_command(run, command, changes):
-    change_record(run, command=command)
-    (found,) = find_runs(run).finished
-    assert found.changes == changes
+def test_changes_are_those_to_the_recipe_of_today(run):
+    """The command is that of a time when the recipe may have had other values."""
+    own = load_recipe("sa-quadratic", overrides={"seed": "3", "data.folder": "f"}).to_dict()
+    change_record(run, recipe=own, command="convattn train sa-quadratic --set training.epochs=2")
+    assert find_runs(run).finished[0].changes == ()
+    other = load_recipe("sa-quadratic", scale="small", overrides={"training.epochs": "2"})
+    change_record(run, recipe=other.to_dict())
+    assert find_runs(run).finished[0].changes == ("training.epochs=2",)
+    change_record(run, recipe={**own, "name": "mine"})
+    assert find_runs(run).finished[0].changes == ("by its own recipe.toml",)
+
+
+def test_a_recipe_of_another_version_cannot_be_read(run):
+    recipe = RunRecord.load(run / "record.json").recipe
+    change_record(run, recipe={**recipe, "data": {**recipe["data"], "cutout": 0}})
+    (reason,) = find_runs(run).unreadable
+    assert "record.json: recipe: unknown key 'data.cutout'" in reason
 
 
 @pytest.mark.parametrize(

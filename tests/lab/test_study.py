@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -13,12 +14,14 @@ from unittest.mock import patch
 import pytest
 from tests.lab.study_fake import FakeTrain
 
+from convattn.cli.study import _read_grid
 from convattn.errors import ArgumentError, CheckpointError, DataError
 from convattn.files import sole_use
 from convattn.lab import study, study_workers
+from convattn.lab.run_process import THREADS
 from convattn.lab.study_plan import last_line, plan_runs
 from convattn.lab.study_record import StudyRecord, difference_in_words, percent, t_interval
-from convattn.lab.study_workers import _devices, _share_of_cores, sigterm_raises
+from convattn.lab.study_workers import _devices, signals_raise, threads_of
 from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
@@ -256,6 +259,9 @@ def test_workers_take_cuda_devices_in_turn(monkeypatch):
     assert [device["CUDA_VISIBLE_DEVICES"] for device in _devices(3)] == ["4", "6", "4"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert [device["CUDA_VISIBLE_DEVICES"] for device in _devices(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)  # there is no ninth
+    assert [device["CUDA_VISIBLE_DEVICES"] for device in _devices(2)] == ["0", "0"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert _devices(2) == [{}, {}]
 
@@ -277,27 +283,54 @@ def test_workers_share_the_cores_that_the_process_may_use(
         sched_getaffinity=lambda _: set(range(7)),
         cpu_count=lambda: 13 if platform == "darwin" else None,
     )
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(study_workers, "os", cores)
     monkeypatch.setattr(study_workers, "sys", SimpleNamespace(platform=platform))
     (large,) = plan_runs(["sa-quadratic"], tmp_path, seeds=(0,), scale=None, overrides={}, grid={})
     (small,) = plan_runs([RECIPE], tmp_path, seeds=(0,), scale=None, overrides={}, grid={})
-    assert _share_of_cores(large, workers) == threads
-    assert _share_of_cores(small, workers) == 1
+    assert threads_of(large, None, workers) == threads
+    assert threads_of(small, None, workers) == 1
 
 
 def test_sigterm_is_left_alone_outside_the_main_thread():
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def work():
-        with sigterm_raises():
+        with signals_raise():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert seen == [before]
-    with sigterm_raises():
+    with signals_raise():
         assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["closed", "nohup"])
+def test_a_closed_terminal_ends_the_runs_unless_that_is_ignored(monkeypatch, ignored):
+    asked = signal.SIG_IGN if ignored else signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, asked)
+    try:
+        with nullcontext() if ignored else pytest.raises(SystemExit), signals_raise():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_command_of_a_grid_of_lists_makes_the_same_variants(tmp_path):
+    lists = {"schedule.milestones": ("1,2", "1,3")}
+    data = {"data.name": "digits"}
+    record, _ = run(tmp_path, recipes=("resnet18",), seeds=(0,), overrides=data, grid=lists)
+    words = shlex.split(record.command)
+    assert _read_grid((words[words.index("--grid") + 1],)) == {
+        "schedule.milestones": ["1,2", "1,3"]
+    }
+    assert _read_grid(("a=1,2", "b=3")) == {"a": ["1", "2"], "b": ["3"]}
+    assert _read_grid(("a=1,2;",)) == {"a": ["1,2"]}
 
 
 def test_last_line_of_a_log_is_that_with_words(tmp_path):

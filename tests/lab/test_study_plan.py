@@ -54,16 +54,12 @@ def test_any_name_of_a_recipe_gives_a_safe_folder(tmp_path, name):
 
 
 def test_command_repeats_the_recipe(tmp_path):
-    (run,) = plan(tmp_path, overrides={"training.epochs": "2"}, seeds=(3,))
+    (run,) = plan(tmp_path, seeds=(3,))
     expected = [
         "-m",
         "convattn",
         "train",
-        RECIPE,
-        "--set",
-        "training.epochs=2",
-        "--set",
-        "seed=3",
+        str(tmp_path / f"{RECIPE}-3.toml"),
         "-o",
         str(run.folder),
     ]
@@ -101,7 +97,7 @@ def test_command_repeats_the_recipe(tmp_path):
         ),
         (
             {"recipes": (RECIPE, RECIPE)},
-            f"^two recipes are called {RECIPE}: {RECIPE} and {RECIPE}; rename one$",
+            f"^two recipes are called {RECIPE}: rename one$",
         ),
     ],
 )

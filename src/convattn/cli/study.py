@@ -38,10 +38,10 @@ def study(  # noqa: PLR0913  (each is an option of the command)
 ) -> int:
     """Train recipes with several seeds, and compare them.
 
-    Each run is a process with a folder NAME-SEED and a log NAME-SEED.log. If you give the command again, finished runs
-    are kept and stopped ones continue from their last checkpoint; no run is overwritten. A run that fails does not
-    stop the others. study.json and study.md hold the results of each recipe and their differences from the
-    baseline; study.png and study.svg show accuracy over epochs, a line for each seed.
+    Each run is a process with a folder NAME-SEED, a recipe NAME-SEED.toml and a log NAME-SEED.log. If you give the
+    command again, finished runs are kept and stopped ones continue from their last checkpoint; no run is overwritten. A
+    run that fails does not stop the others. study.json and study.md hold the results of each recipe and their
+    differences from the baseline; study.png and study.svg show accuracy over epochs, a line for each seed.
 
     Args:
         recipes: Names of recipes (`convattn info` lists them), or files that end in .toml.
@@ -53,12 +53,12 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
             too. May be given more than once.
         overrides: KEY=VALUE, a value to change in every recipe; may be given more than once.
-        grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
-            every combination is a variant.
+        grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe; values that are lists are
+            separated by semicolons. If given more than once, every combination is a variant.
         baseline: Recipe or variant NAME[KEY=VALUE] with which the others are compared. Default: the first.
         output: Folder of the study.
         workers: Runs at a time.
-        threads: Threads of each run. Default: OMP_NUM_THREADS or MKL_NUM_THREADS; if none is set, one for tiny images,
+        threads: Threads of each run. Default: MKL_NUM_THREADS or OMP_NUM_THREADS; if none is set, one for tiny images,
             and for others the cores divided by the workers.
         yes: Start training of more than an hour; in a terminal that is refused otherwise.
         json: Print the study's record as JSON.
@@ -97,7 +97,9 @@ def study(  # noqa: PLR0913  (each is an option of the command)
 
 def _read_grid(texts: tuple[str, ...]) -> dict[str, list[str]]:
     """Reads the values of each key that varies."""
-    grid = {key: values.split(",") for key, values in key_values(texts, "--grid").items()}
+    grid = {}
+    for key, text in key_values(texts, "--grid").items():
+        grid[key] = text.removesuffix(";").split(";" if ";" in text else ",")
     if len(grid) < len(texts):
         raise ArgumentError("--grid must be given once for each key, with all of its values")
     return grid

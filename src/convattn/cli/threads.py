@@ -1,23 +1,13 @@
 """Threads of a command: small work gets one thread."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 
-@contextmanager
-def one_thread(small: bool = True) -> Iterator[None]:
+def one_thread(small: bool = True) -> AbstractContextManager[None]:
     """Computes on one thread if the work is small, unless the environment says how many.
 
     On a busy machine many short operations take much longer with more threads, because each waits for the slowest.
     """
-    import torch
+    from convattn.lab.run_process import computing_with, threads_given
 
-    from convattn.lab.run_process import threads_given
-
-    threads = torch.get_num_threads()
-    if small and threads_given() is None:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return computing_with(1 if small and threads_given() is None else None)

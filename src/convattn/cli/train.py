@@ -74,6 +74,7 @@ def train(  # noqa: PLR0913 - the options of the command
     from convattn.lab import train as train_by
     from convattn.lab.run_cost import announce
     from convattn.lab.run_folder import RunFolder
+    from convattn.lab.run_setup import require_for_run
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
     folder = output or Path("runs") / resolved.run_name
@@ -86,6 +87,7 @@ def train(  # noqa: PLR0913 - the options of the command
         with one_thread(resolved.is_small):
             if not resume:
                 RunFolder(folder).require_new()
+                require_for_run(resolved)
                 announce([resolved], say, yes=yes)
             record = train_by(
                 resolved,

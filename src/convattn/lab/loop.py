@@ -4,7 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_cost import in_words
 from convattn.lab.run_folder import RunFolder
-from convattn.lab.run_setup import load_data, require_for_run
+from convattn.lab.run_setup import load_data, require_for_run, training_device
 from convattn.lab.trainer import Trainer
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
 from convattn.random_numbers import keep_random_state
+from convattn.sealed import file_sha256
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -109,10 +110,10 @@ def train(
         if finished is not None:
             return finished
     revision = find_revision()
+    given = data is not None
     data = load_data(recipe.data, data)
     accelerator = _start_accelerator(recipe.training.precision, trackers, output)
-    if accelerator.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(accelerator.device)
+    _reset_peak_memory(accelerator.device)
     try:
         with _process_state_kept():
             trainer = Trainer(recipe, data, accelerator)
@@ -122,7 +123,7 @@ def train(
                 folder.begin(trainer)
             between = checkpoint_every or trainer.total_steps
             _run_epochs(trainer, folder, between, progress=progress, tell=tell)
-            record = _record(trainer, revision)
+            record = _record(trainer, revision, given=given)
         if folder is not None and accelerator.is_main_process:
             folder.finish(trainer, record)
         accelerator.wait_for_everyone()
@@ -145,17 +146,16 @@ def _start_accelerator(
         require_name("tracker", tracker, _TRACKERS)
         optional_module(tracker, "track")
     names = list(trackers) or None
+    if precision == "fp16" and training_device().type == "cpu":  # which accelerate ignores
+        raise DeviceError(
+            "training.precision 'fp16' is not possible on a CPU: it trains in float32 there"
+        )
     try:
-        made = Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)
+        return Accelerator(mixed_precision=precision, log_with=names, project_dir=folder)
     except ValueError as error:
         raise DeviceError(
             f"training.precision {precision!r} is not possible in this process: {error}"
         ) from None
-    if precision == "fp16" and made.device.type == "cpu":
-        raise DeviceError(
-            "training.precision 'fp16' is not possible on a CPU: it trains in float32 there"
-        )
-    return made
 
 
 @contextmanager
@@ -205,6 +205,7 @@ def _run_epochs(
             last_line = time.monotonic()
             tell(f"epoch {trainer.epoch + 1}: {done} of {trainer.steps_per_epoch} steps")
         if folder is not None and trainer.step % checkpoint_every == 0:
+            trainer.require_finite()
             folder.save(trainer)
 
     with _tracked(accelerator, recipe), bar:
@@ -246,7 +247,7 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
             tracker.finish()
 
 
-def _record(trainer: Trainer, revision: str | None) -> RunRecord:
+def _record(trainer: Trainer, revision: str | None, *, given: bool) -> RunRecord:
     """Makes the record of a run; every process must call it."""
     recipe, accelerator = trainer.recipe, trainer.accelerator
     processes = accelerator.num_processes
@@ -261,9 +262,7 @@ def _record(trainer: Trainer, revision: str | None) -> RunRecord:
         not_covered.append(
             f"accuracy in float32, in which the network is loaded: it was measured in {recipe.training.precision}"
         )
-    name = trainer.data.record.name.partition(" (")[0]
-    from_folder = recipe.data.name == "folder" and name.startswith("folder ")
-    if name != recipe.data.name and not from_folder:
+    if given:
         not_covered.append(
             "the command's data: images were given in Python in place of the recipe's"
         )
@@ -284,22 +283,43 @@ def _record(trainer: Trainer, revision: str | None) -> RunRecord:
         peak_memory=peak_memory(accelerator.device),
         resumed=trainer.resumed,
         hardware={**hardware, "processes": str(processes)},
-        versions=describe_versions(),
+        versions={**describe_versions(), **_hashes_of(recipe.imports or ())},
         started=trainer.started,
         revision=revision,
         not_covered=tuple(not_covered),
     )
 
 
+def _hashes_of(modules: Sequence[str]) -> dict[str, str]:
+    """Returns the SHA-256 of the files of modules that the recipe imports: no revision covers them."""
+    hashes = {}
+    for name in modules:
+        file = sys.modules[name].__file__
+        if file is not None:
+            hashes[name] = f"sha256 {file_sha256(Path(file))}"
+    return hashes
+
+
 def cuda_settings() -> dict[str, str]:
     """Returns in words what in a run on CUDA moves its last digits; whether TF32 is used is the caller's choice."""
     products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(cudnn.version()),
         "memory_format": "channels_last",
         "cudnn_benchmark": str(cudnn.benchmark),
         "tf32_products": str(products.fp32_precision == "tf32"),
         "tf32_convolutions": str(cudnn.conv.fp32_precision == "tf32"),
     }
+
+
+def _reset_peak_memory(device: torch.device) -> None:
+    """Lets `peak_memory` begin anew, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory(device: torch.device) -> int:

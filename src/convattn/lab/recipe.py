@@ -1,6 +1,8 @@
 """Training recipes: frozen dataclasses that hold everything a run depends on."""
 
 import dataclasses
+import hashlib
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -307,7 +309,22 @@ class Recipe(Section):
     def run_name(self) -> str:
         """Name of the folder of a run: recipe, scale if it is not paper, and seed."""
         scale = () if self.scale == "paper" else (self.scale,)
-        return "-".join([self.name, *scale, str(self.seed)])
+        return "-".join([safe_name(self.name), *scale, str(self.seed)])
+
+
+_LONGEST = 80
+
+
+def safe_name(label: str) -> str:
+    """Returns a label as a name that every file system keeps, also one that does not tell capitals from small letters.
+
+    If characters were replaced, a few digits of its hash are added.
+    """
+    readable = re.sub(r"[^a-z0-9.-]+", "_", label.lower())[:_LONGEST].strip("._-")
+    if readable == label:
+        return label
+    digits = hashlib.sha256(label.encode()).hexdigest()[:8]
+    return f"{readable}-{digits}"
 
 
 _Changes = dict[str, dict[str, dict[str, Any]]]
@@ -419,14 +436,20 @@ def command_for(recipe: Recipe) -> str:
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Lists the keys in which two tables differ, as of recipes: without the claim, which changes no number.
+    """Lists the keys in which two tables differ, as of recipes.
+
+    The claim and the folder of the data change no number, and are left out.
 
     Example:
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
         ["data.name is 'digits', not 'cifar10'"]
     """
-    one, other = flatten({**first, "claim": ""}), flatten({**second, "claim": ""})
-    differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    one, other = flatten(first), flatten(second)
+    differing = [
+        key
+        for key in {**one, **other}
+        if key not in {"claim", "data.folder"} and one.get(key) != other.get(key)
+    ]
     return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in differing]
 
 

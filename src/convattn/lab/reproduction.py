@@ -26,7 +26,7 @@ from convattn.lab.paper_figures import (
 from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
 from convattn.lab.run_cost import announce
-from convattn.lab.run_setup import data_changes
+from convattn.lab.run_setup import data_changes, require_for_run
 from convattn.lab.runs import RunGroups, find_runs, group_runs
 from convattn.record import Record
 from convattn.wording import counted
@@ -244,10 +244,14 @@ def _train_missing(
         recipe = load_recipe(name, scale=scale, overrides=changes)
         folders[name] = runs / recipe.run_name
         recipes[folders[name]] = recipe
+        require_for_run(recipe)
     announce(list(recipes.values()), tell, yes=yes)
     for place, recipe in recipes.items():
         tell(f"training {place}")
-        train(recipe, output=place, resume=place.exists(), tell=tell)
+        try:
+            train(recipe, output=place, resume=any(place.glob("*")), tell=tell)
+        except ConvAttnError as error:  # the others do not need it, or say so
+            tell(f"{place} FAILED: {error}")
 
 
 def _missing(targets: Sequence[str], groups: RunGroups) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from convattn.errors import ArgumentError, ConvAttnError
-from convattn.lab.recipe import Recipe, StartRecipe
-from convattn.lab.run_setup import build_network, build_optimizer, load_data
+from convattn.lab.recipe import DataRecipe, Recipe, StartRecipe
+from convattn.lab.run_setup import build_network, build_optimizer, load_data, training_device
 from convattn.networks.datasets import ImageDataset
 from convattn.networks.pictures import normalise
 from convattn.random_numbers import keep_random_state
@@ -49,13 +49,17 @@ def announce(
     if "RANK" in os.environ:  # of several processes, each of which takes a share of a step
         return
     seconds = 0.0
+    loaded: dict[DataRecipe, ImageDataset] = {}
     for recipe, count in Counter(replace(recipe, seed=0) for recipe in recipes).items():
         try:
-            cost = measure_cost(recipe, load_data(recipe.data))
-        except ConvAttnError:  # the run itself will say why
+            if recipe.data not in loaded:
+                loaded[recipe.data] = load_data(recipe.data)
+            cost = measure_cost(recipe, loaded[recipe.data])
+        except (ConvAttnError, RuntimeError):  # the run itself will say why
             if len(recipes) > 1:
                 tell(f"{recipe.name}: could not be measured")
             continue
+        torch.cuda.empty_cache()  # which the runs may need
         of_run = cost.steps * cost.step_seconds
         size = f"{cost.memory / 2**20:,.0f} MiB"
         step = f"{cost.steps:,} steps of {cost.step_seconds:.2g} s on this machine"
@@ -82,16 +86,14 @@ def in_words(seconds: float) -> str:
 
 def measure_cost(recipe: Recipe, data: ImageDataset) -> RunCost:
     """Measures a step of a recipe's network with new weights; random numbers are left as they were."""
-    from accelerate import PartialState
-
-    device = PartialState().device
-    assert device is not None
+    device = training_device()
     training, size = recipe.training, recipe.training.batch_size
     narrow = torch.float16 if training.precision == "fp16" else torch.bfloat16
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with keep_random_state():

@@ -178,6 +178,7 @@ class RunFolder:
         """Returns the record of the finished run in the folder, or None if the run can be resumed.
 
         If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
+        The data may lie in another folder: checkpoints know them by their hash.
         """
         record, record_file = None, self.path / "record.json"
         if record_file.is_file():

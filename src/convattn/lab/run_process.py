@@ -6,15 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _POLL = 0.1
 
 
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Variables with the number of torch's threads; with MKL, the first is stronger."""
+
+
 def threads_given() -> int | None:
-    """Returns the number of threads that the environment sets, in the variables that torch reads, or None.
+    """Returns the number of threads that the environment sets, or None; of torch's two variables MKL's comes first.
 
     Example:
         >>> from unittest.mock import patch
@@ -22,11 +29,23 @@ def threads_given() -> int | None:
         ...     threads_given()
         3
     """
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in THREADS:
         first = os.environ.get(name, "").partition(",")[0].strip()
         if first.isdecimal() and int(first) > 0:
             return int(first)
     return None
+
+
+@contextmanager
+def computing_with(threads: int | None) -> Iterator[None]:
+    """Computes with a number of threads, or with as many as before."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def start_run(

@@ -37,7 +37,6 @@ from convattn.lab.recipe import (
     OptimRecipe,
     Recipe,
     SpeedNetRecipe,
-    StartRecipe,
     StepsRecipe,
     TriangleRecipe,
 )
@@ -78,6 +77,16 @@ def require_for_run(
     import_modules(recipe.imports or ())
     if isinstance(recipe.model, AttentionNetRecipe):
         require_encoding(recipe.model.encoding)
+
+
+def training_device() -> torch.device:
+    """Returns the device on which accelerate trains; ACCELERATE_USE_CPU keeps it to the CPU."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    device = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU")).device
+    assert device is not None
+    return device
 
 
 def load_data(recipe: DataRecipe, data: ImageDataset | None = None) -> ImageDataset:
@@ -127,7 +136,7 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
     fresh = _draw_network(recipe.model, data)
     if isinstance(fresh, SpeedNet):
         fresh.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
-    network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
+    network = fresh if recipe.start.recipe is None else _load_start(recipe, fresh, data)
     return network if recipe.convert is None else _convert(network, recipe.convert, data)
 
 
@@ -145,15 +154,14 @@ def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     return ResNet(**options)
 
 
-def _load_start(start: StartRecipe, expected: Network) -> Network:
+def _load_start(recipe: Recipe, expected: Network, data: ImageDataset) -> Network:
     """Gives a network that the recipe describes the weights to start from, and checks that they fit it."""
+    start = recipe.start
     if start.folder is None:
         raise RecipeError(f"start.folder must name the folder of a run of {start.recipe}")
-    record = Path(start.folder, "record.json")
-    if record.is_file() and (name := RunRecord.load(record).name) != start.recipe:
-        raise RecipeError(
-            f"start.recipe is {start.recipe!r}, but start.folder={start.folder} is a run of {name!r}"
-        )
+    file = Path(start.folder, "record.json")
+    if file.is_file():
+        _require_start(recipe, RunRecord.load(file), data)
     network = load_network(start.folder)
     try:
         expected.load_state_dict(network.state_dict())
@@ -169,6 +177,22 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
             f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}"
         )
     return prune_heads(expected)
+
+
+def _require_start(recipe: Recipe, run: RunRecord, data: ImageDataset) -> None:
+    """Raises RecipeError if a run is not the one that a recipe starts from, or has learned what it is measured on."""
+    folder, scale = recipe.start.folder, run.recipe["scale"]
+    asked, found = f"{recipe.start.recipe} at scale {recipe.scale}", f"{run.name} at scale {scale}"
+    if asked != found:
+        raise RecipeError(
+            f"start.folder must hold a run of {asked}, but {folder} is one of {found}"
+        )
+    held_out = data.record.hashes.get("validation")
+    if held_out is not None and held_out != run.data.hashes.get("validation"):
+        raise RecipeError(
+            f"the run in start.folder={folder} has learned the images that data.held_out holds out:"
+            f" train it with data.held_out={recipe.data.held_out}, too"
+        )
 
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:

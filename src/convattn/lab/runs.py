@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.fields import read
 from convattn.files import AnyPath
 from convattn.lab.own_images import FOLDER_SIZE
-from convattn.lab.recipe import flatten
+from convattn.lab.recipe import Recipe, command_for, flatten
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.networks.datasets import IMAGE_SIZES
@@ -40,8 +41,8 @@ class Run:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What the run's command changed in the recipe, seed and folders apart."""
-        words = shlex.split(self.record.command)
+        """What of the run is not as in today's recipe of its name, seed and folders apart."""
+        words = shlex.split(command_for(read(Recipe, self.record.recipe)))
         if "recipe.toml" in words:
             return ("by its own recipe.toml",)
         values = [value for word, value in pairwise(words) if word == "--set"]
@@ -158,6 +159,10 @@ def _read_run(folder: Path) -> Run:
         raise CheckpointError(
             f"{folder / _RECORD}: the run measured no test images, but {measured}"
         )
+    try:
+        read(Recipe, record.recipe)
+    except ArgumentError as error:
+        raise CheckpointError(f"{folder / _RECORD}: recipe: {error}") from None
     return Run(folder, record)
 
 

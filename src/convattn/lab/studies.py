@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from convattn.errors import require_name
+from convattn.errors import CheckpointError, require_name
 from convattn.files import AnyPath, sole_use, write_atomically
 from convattn.grid import whole_number
 from convattn.lab.page_templates import fill_template
 from convattn.lab.paper_figures import accuracy_curves, figure_paths
 from convattn.lab.run_cost import announce
+from convattn.lab.run_process import computing_with
 from convattn.lab.runs import read_curve
 from convattn.lab.study_plan import (
     PlannedRun,
     find_finished,
     last_line,
-    option_words,
     plan_runs,
     require_own,
 )
@@ -29,7 +29,7 @@ from convattn.lab.study_record import (
     percent,
     require_same_data,
 )
-from convattn.lab.study_workers import carry_out
+from convattn.lab.study_workers import carry_out, threads_of
 
 
 def study(  # noqa: PLR0913 - the options of the command
@@ -54,7 +54,8 @@ def study(  # noqa: PLR0913 - the options of the command
 
     Args:
         recipes: Names of recipes, or paths that end in ".toml".
-        output: Folder of the study; each run has the folder ``NAME-SEED`` in it, beside its log ``NAME-SEED.log``.
+        output: Folder of the study; each run has the folder ``NAME-SEED`` in it, beside its recipe
+            ``NAME-SEED.toml`` and its log ``NAME-SEED.log``.
         seeds: Seeds that each recipe is run with.
         scale: Scale of all recipes: "paper", "medium", "small" or "tiny"; None as each recipe says.
         overrides: Values for all recipes, by dotted key, as text.
@@ -62,8 +63,8 @@ def study(  # noqa: PLR0913 - the options of the command
             recipe.
         baseline: Recipe or variant, as ``NAME[KEY=VALUE]``, with which the others are compared; by default the first.
         workers: Runs at a time, at least 1.
-        threads: Threads of each run, at least 1; None takes ``OMP_NUM_THREADS`` or, if that is not set, one for tiny
-            images, and for others the cores divided by the workers.
+        threads: Threads of each run, at least 1; None takes ``MKL_NUM_THREADS``, or ``OMP_NUM_THREADS``, or, if none is
+            set, one for tiny images, and for others the cores divided by the workers.
         tell: Called with a line of text when a run starts or ends, and before them with what they will take.
         yes: Whether more than an hour is confirmed, where there is a terminal.
 
@@ -93,9 +94,14 @@ def study(  # noqa: PLR0913 - the options of the command
         "--seeds",
         ",".join(map(str, seeds)),
     ]
-    words += option_words(scale, overrides)
+    if scale is not None:
+        words += ["--scale", scale]
+    for key, value in overrides.items():
+        words += ["--set", f"{key}={value}"]
     for key, values in grid.items():
-        words += ["--grid", f"{key}={','.join(values)}"]
+        lists = any("," in value for value in values)
+        text = "".join(f"{value};" for value in values) if lists else ",".join(values)
+        words += ["--grid", f"{key}={text}"]
     if baseline is not None:
         words += ["--baseline", baseline]
     place = Path(output)
@@ -103,7 +109,8 @@ def study(  # noqa: PLR0913 - the options of the command
     place.mkdir(parents=True, exist_ok=True)
     with sole_use(place):
         unfinished = _unfinished(runs, tell)
-        announce([run.recipe for run in unfinished], tell, yes=yes, workers=workers)
+        with computing_with(threads_of(runs[0], threads, workers)):  # all have images of one size
+            announce([run.recipe for run in unfinished], tell, yes=yes, workers=workers)
         with closing(carry_out(unfinished, workers=workers, threads=threads, tell=tell)) as ended:
             for run in ended:
                 tell(f"{run.name}: {_outcome(run)}")
@@ -112,7 +119,7 @@ def study(  # noqa: PLR0913 - the options of the command
         formats = {"percent": percent, "in_words": difference_in_words}
         page = fill_template("study_page.txt", record=record, **formats)
         write_atomically(place / "study.md", page)
-        _draw_curves(record, place)
+        _draw_curves(record, place, tell)
     return record
 
 
@@ -139,13 +146,20 @@ def _outcome(run: PlannedRun) -> str:
     return f"done in {record.seconds:.1f} s, {record.measured} accuracy {record.accuracy:.2%}"
 
 
-def _draw_curves(record: StudyRecord, place: Path) -> None:
+def _draw_curves(record: StudyRecord, place: Path, tell: Callable[[str], None]) -> None:
     """Draws accuracy over epochs in a study's folder: of each recipe a line for each seed, and their mean."""
     curves = {}
     for group in record.groups:
-        folders = [place / run.folder for run in record.runs if run.label == group.label]
-        name = f"{group.label}: {percent(group.accuracy)}"
-        curves[name] = [np.array(read_curve(folder, record.measured)) for folder in folders]
+        of_seeds = []
+        for run in record.runs:
+            if run.label != group.label:
+                continue
+            try:
+                of_seeds.append(np.array(read_curve(place / run.folder, record.measured)))
+            except CheckpointError as error:
+                tell(f"left out of the figure: {error}")
+        if of_seeds:
+            curves[f"{group.label}: {percent(group.accuracy)}"] = of_seeds
     if record.data is not None:
         title = f"{record.measured} accuracy over training\nthin: seeds, thick: their mean"
         panels = {record.data.name: curves}

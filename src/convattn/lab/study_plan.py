@@ -1,8 +1,6 @@
 """The runs of a study: recipes × variants × seeds, each with its folder and its state."""
 
-import hashlib
 import itertools
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +8,10 @@ from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
 from convattn.files import AnyPath, require_new_folder
-from convattn.lab.recipe import Recipe, load_recipe
+from convattn.lab.recipe import Recipe, load_recipe, safe_name
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_setup import require_for_run
 from convattn.provenance import RunRecord
-
-_LONGEST = 80
 
 
 @dataclass(frozen=True)
@@ -23,8 +19,6 @@ class PlannedRun:
     """One run of a study."""
 
     label: str  # Name of the recipe, with the values that make the variant in brackets
-    source: str  # The recipe as `load_recipe` takes it
-    options: Sequence[str]  # Words of the command that set its scale and values
     recipe: Recipe  # The recipe as resolved, with its seed
     folder: Path  # Folder for the run
 
@@ -44,6 +38,11 @@ class PlannedRun:
         return self.folder.with_name(f"{self.name}.log")
 
     @property
+    def file(self) -> Path:
+        """File with its recipe, which the run reads: what it is read from may change while the study runs."""
+        return self.folder.with_name(f"{self.name}.toml")
+
+    @property
     def data(self) -> str:
         """The images that the run measures, in words."""
         data = self.recipe.data
@@ -53,18 +52,9 @@ class PlannedRun:
 
 def train_command(run: PlannedRun) -> list[str]:
     """Returns the command that starts a run, or continues it from its last checkpoint."""
-    words = [sys.executable, "-m", "convattn", "train", run.source]
-    words += [*run.options, "-o", str(run.folder)]
+    words = [sys.executable, "-m", "convattn", "train", str(run.file), "-o", str(run.folder)]
     if run.begun:
         words.append("--resume")
-    return words
-
-
-def option_words(scale: str | None, overrides: Mapping[str, str]) -> list[str]:
-    """Returns the words of a command that set the scale and values of a recipe."""
-    words = [] if scale is None else ["--scale", scale]
-    for key, value in overrides.items():
-        words += ["--set", f"{key}={value}"]
     return words
 
 
@@ -97,19 +87,15 @@ def plan_runs(
     place = Path(output).absolute()
     runs = []
     for recipe, *values, seed in itertools.product(recipes, *grid.values(), seeds):
-        source = str(recipe)
-        if source.endswith(".toml"):
-            source = str(Path(source).absolute())
         variant = dict(zip(grid, values, strict=True))
         changes = {**overrides, **variant, "seed": str(seed)}
-        resolved = load_recipe(source, scale=scale, overrides=changes)
-        require_for_run(resolved, further=["matplotlib"])  # which draws their accuracy
+        resolved = load_recipe(str(recipe), scale=scale, overrides=changes)
+        require_for_run(resolved, further=["matplotlib", "scipy"])  # for plots and intervals
         label = resolved.name
         if variant:
             label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"
-        folder = place / f"{_safe_name(label)}-{seed}"
-        options = option_words(scale, changes)
-        runs.append(PlannedRun(label, source, options, resolved, folder))
+        folder = place / f"{safe_name(label)}-{seed}"
+        runs.append(PlannedRun(label, resolved, folder))
     _require_distinct(runs)
     return runs
 
@@ -119,27 +105,13 @@ def _require_distinct(runs: Sequence[PlannedRun]) -> None:
     first = runs[0]
     for run, other in itertools.combinations(runs, 2):
         if run.folder == other.folder:
-            raise ArgumentError(
-                f"two recipes are called {run.label}: {run.source} and {other.source}; rename one"
-            )
+            raise ArgumentError(f"two recipes are called {run.label}: rename one")
         if run.recipe == other.recipe:
             raise ArgumentError(f"{run.label} and {other.label} are the same run: leave one out")
     for run in runs:
         if run.data != first.data:
             different = f"{first.label}: {first.data}, {run.label}: {run.data}"
             raise DataError(f"runs on different data cannot be compared ({different})")
-
-
-def _safe_name(label: str) -> str:
-    """Returns a label as a name that every file system keeps, also one that does not tell capitals from small letters.
-
-    If characters were replaced, a few digits of its hash are added.
-    """
-    readable = re.sub(r"[^a-z0-9.-]+", "_", label.lower())[:_LONGEST].strip("._-")
-    if readable == label:
-        return label
-    digits = hashlib.sha256(label.encode()).hexdigest()[:8]
-    return f"{readable}-{digits}"
 
 
 def find_finished(run: PlannedRun) -> RunRecord | None:
@@ -162,6 +134,6 @@ def require_own(place: Path, runs: Sequence[PlannedRun]) -> None:
     """Raises ArgumentError unless a folder is new or empty, or holds something of the study."""
     own = ["study.json", ".lock"]
     for run in runs:
-        own += [run.name, run.log.name]
+        own += [run.name, run.log.name, run.file.name]
     if not any((place / name).exists() for name in own):
         require_new_folder(place, "output", may_be="the folder of a study, ")

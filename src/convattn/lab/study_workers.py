@@ -12,7 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-from convattn.lab.run_process import note_signal, start_run, stop_runs, threads_given
+from convattn.files import write_atomically
+from convattn.lab.recipe import recipe_to_toml
+from convattn.lab.run_process import THREADS, note_signal, start_run, stop_runs, threads_given
 from convattn.lab.study_plan import PlannedRun, train_command
 
 _POLL = 0.05
@@ -37,12 +39,13 @@ def carry_out(
     waiting, free = deque(runs), deque(_devices(workers))
     running: dict[subprocess.Popen[bytes], tuple[PlannedRun, dict[str, str]]] = {}
     try:
-        with sigterm_raises():
+        with signals_raise():
             while waiting or running:
                 while waiting and free:
                     run, device = waiting.popleft(), free.popleft()
-                    count = threads or threads_given() or _share_of_cores(run, workers)
-                    environment = {"OMP_NUM_THREADS": str(count), **device}
+                    count = threads_of(run, threads, workers)
+                    environment = {**dict.fromkeys(THREADS, str(count)), **device}
+                    write_atomically(run.file, recipe_to_toml(run.recipe))
                     process = start_run(run.log, train_command(run), environment)
                     running[process] = run, device
                     tell(f"{run.name}: started")
@@ -57,10 +60,11 @@ def carry_out(
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Turns SIGTERM into SystemExit with code 143, so that runs can be stopped in order, as by Ctrl-C.
+def signals_raise() -> Iterator[None]:
+    """Turns SIGTERM, and SIGHUP of a closed terminal, into SystemExit, so that runs are stopped in order, as by Ctrl-C.
 
-    Outside the main thread, which alone receives signals, nothing is changed.
+    SIGHUP that is ignored, as under nohup, still is. Outside the main thread, which alone receives signals, nothing is
+    changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -69,15 +73,23 @@ def sigterm_raises() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _share_of_cores(run: PlannedRun, workers: int) -> int:
-    """Returns the threads of a run that nobody has given: one for tiny images, or its share of the cores."""
+def threads_of(run: PlannedRun, threads: int | None, workers: int) -> int:
+    """Returns the threads of a run: those given, or one for tiny images, or its share of the cores."""
+    given = threads or threads_given()
+    if given is not None:
+        return given
     if run.recipe.is_small:
         return 1
     cores = os.cpu_count() or 1
@@ -92,5 +104,5 @@ def _devices(workers: int) -> list[dict[str, str]]:
     if not count:
         return [{}] * workers
     everything = ",".join(map(str, range(count)))
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", everything).split(",")
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", everything).split(",")[:count]
     return [{"CUDA_VISIBLE_DEVICES": devices[worker % len(devices)]} for worker in range(workers)]

@@ -1,5 +1,6 @@
 """Trains one network: its batches, steps and epochs, and the state that a checkpoint holds."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -132,7 +133,6 @@ _KEPT = ("step", "epoch", "history", "started", "_epoch_seconds")
 """Attributes of a `Trainer` that a checkpoint keeps as they are."""
 
 _STEPS_BETWEEN_CHECKS = 50
-_TEST_BATCH = 500
 
 
 @final
@@ -228,7 +228,7 @@ class Trainer:
             self.step += 1
             ended = len(self._losses) == self.steps_per_epoch
             if ended or len(self._losses) % _STEPS_BETWEEN_CHECKS == 0:
-                self._require_finite()
+                self.require_finite()
             if not ended and self.step % -(-self.total_steps // _MOMENTS) == 0:
                 self.heads.record(step=self.step, epoch=self.epoch)
             self._epoch_seconds = time.perf_counter() - began
@@ -242,6 +242,8 @@ class Trainer:
         self._losses = []
         self._epoch_seconds = 0.0
         measured = self.recipe.data.measured
+        if not math.isfinite(loss):
+            raise self._diverged(f"the {measured} loss is {loss} after epoch {self.epoch}")
         metrics = {
             "epoch": self.epoch,
             "step": self.step,
@@ -280,16 +282,20 @@ class Trainer:
         else:
             network = self._average.eval()
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        sums = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
-        own_rows = torch.arange(rank, len(split), processes, device=sums.device)
-        for rows in own_rows.split(_TEST_BATCH):
+        device, loss, right = self.accelerator.device, 0.0, 0.0
+        own_rows = torch.arange(rank, len(split), processes, device=device)
+        batches = -(-len(split) // self.recipe.training.batch_size)  # in every process as many
+        for rows in own_rows.tensor_split(batches):
             images = normalise(split.images[rows], *self._batches.statistics)
             scores = torch.stack([network(view) for view in views(images, kind)]).mean(dim=0)
             labels = split.labels[rows]
-            sums[0] += F.cross_entropy(scores, labels, reduction="sum")
-            sums[1] += (scores.argmax(dim=1) == labels).sum()
-        means = cast(Tensor, self.accelerator.reduce(sums, "mean")) * processes / len(split)
-        return means[0].item(), means[1].item()
+            loss += F.cross_entropy(scores, labels, reduction="sum").item()
+            right += (scores.argmax(dim=1) == labels).sum().item()
+        sums = cast(
+            Tensor, self.accelerator.reduce(torch.tensor([loss, right], device=device), "sum")
+        )
+        loss, right = sums.tolist()
+        return loss / len(split), right / len(split)
 
     def share_losses(self) -> None:
         """Sums the losses of the epoch so far over all processes; every process must call it.
@@ -360,7 +366,7 @@ class Trainer:
         )
         return self.recipe.optim.learning_rate * factor
 
-    def _require_finite(self) -> None:
+    def require_finite(self) -> None:
         """Raises if a loss of the epoch is inf or nan; called seldom, because it waits for the device."""
         wrong = (~torch.stack(self._losses).isfinite()).nonzero()
         if not len(wrong):
@@ -368,7 +374,10 @@ class Trainer:
         number = int(wrong[0])
         step = self.step - len(self._losses) + number
         loss, rate = self._losses[number].item(), self._learning_rate(step)
-        raise TrainingError(
-            f"{self.recipe.name}: the loss is {loss} at step {step} (epoch {self.epoch + 1}, "
-            f"learning rate {rate:g}); lower optim.learning_rate, or use a longer warm-up"
+        raise self._diverged(
+            f"the loss is {loss} at step {step} (epoch {self.epoch + 1}, learning rate {rate:g})"
         )
+
+    def _diverged(self, what: str) -> TrainingError:
+        advice = "lower optim.learning_rate, or use a longer warm-up"
+        return TrainingError(f"{self.recipe.name}: {what}; {advice}")
