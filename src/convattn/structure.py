@@ -131,6 +131,8 @@ class _Words:
         for key, tensor in {**module._parameters, **module._buffers}.items():
             if tensor is None:
                 continue
+            if key in self.states.get(type(module), ()):  # told with the attributes
+                continue
             if key not in module._non_persistent_buffers_set:
                 parts[key] = "a lazy tensor" if is_lazy(tensor) else _shape_in_words(tensor)
                 continue

@@ -142,6 +142,8 @@ def test_random_weights_are_in_the_title(made):
     text = (made / "index.html").read_text(encoding="utf-8")
     assert "<title>Heads of VisionTransformer, random weights</title>" in text
     assert "(random weights)</h1>" in text
+    record = json.loads((made / "report.json").read_text(encoding="utf-8"))
+    assert "untrained: the measured weights are themselves random" in record["not_covered"]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".png")])

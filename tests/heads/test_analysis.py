@@ -21,7 +21,7 @@ from convattn.errors import (
     UnsupportedModelError,
 )
 from convattn.heads import attention_maps, mean_maps
-from convattn.heads.analysis import Images, analyze
+from convattn.heads.analysis import Images, Run, analyze
 from convattn.heads.catalogue import register_attention
 from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled
 from convattn.heads.head_report import Estimate, HeadReport
@@ -423,6 +423,29 @@ def test_a_network_of_several_inputs_is_given_a_batch_of_each():
     assert report.images == 7
     note = "shuffled images: inputs by name are not shuffled"
     assert note in report.not_covered
+
+
+def test_the_input_that_is_wrong_is_named():
+    inputs = {"image": noise(4, 6, 5, 6), "by": torch.full((4, 1, 1, 1), torch.inf)}
+    with pytest.raises(ArgumentError, match=r"^images\['by'\] must hold finite numbers"):
+        analyze(Scaled(gated(0.5)), inputs, controls=(), progress=False)
+
+
+def test_a_control_that_fails_takes_nothing_with_it(monkeypatch):
+    honest = Run.measure
+
+    def measure(self, *args, like):
+        if like is not self:
+            raise RuntimeError("out of memory")
+        honest(self, *args, like=like)
+
+    monkeypatch.setattr(Run, "measure", measure)
+    report = analyze(gated(0.5), noise(3, 6, 5, 6), progress=False)
+    assert len(report.layers) == 1
+    for name in CONTROLS:
+        assert f"{name}: out of memory" in report.not_covered
+    few = "errors of scores on held-out images: 3 images give none, and words rest on values"
+    assert few in report.not_covered
 
 
 def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):

@@ -145,6 +145,11 @@ REFUSED = {
         seen(37, 37, around=[PATCHES], features=GRID),
         "37 tokens are 2 more than 5 × 7 patches, but num_prefix_tokens of Module is 1; set it to 2 if they come first",
     ),
+    "fewer tokens than patches, and no count of those before them": (
+        read_tokens,
+        seen(9, 9, around=[module(patch_embed=PATCHES.patch_embed)], features=GRID),
+        "Module has no num_prefix_tokens; set it to the number of tokens before the patches",
+    ),
     "no embeddings": (
         read_tower,
         seen(36, 36),

@@ -1,9 +1,13 @@
 """Weights of vision transformers that are changed in place: where heads look then, and what stays."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
 from tests.heads.vit_cases import pixels, vit
+from timm.layers import HybridEmbed
+from timm.models.vision_transformer import VisionTransformer
 from torch.nn import functional
 
 from convattn import analyze, init_heads_
@@ -149,3 +153,15 @@ def test_analyze_finds_heads_on_their_taps_where_the_embedding_outweighs_the_pat
     report = analyze(network, torch.randn(4, 3, 16, 16), controls=(), progress=False)
     (layer,) = report.layers
     assert min(head.position_score.value for head in layer.heads) > 0.9
+
+
+def test_the_grid_is_that_of_the_tokens_where_a_network_cuts_an_image_into_patches():
+    """Patches of a hybrid have one cell of its feature map."""
+    backbone = torch.nn.Conv2d(3, 8, 16, 16)
+    backbone.num_features = 8
+    embedding = partial(HybridEmbed, backbone, feature_size=(4, 4))
+    network = VisionTransformer(
+        img_size=64, patch_size=1, embed_layer=embedding, embed_dim=24, depth=1, num_heads=3
+    )
+    (mass,) = init_heads_(network, "exact")
+    assert mass > 0.99

@@ -1,6 +1,7 @@
 """What `watch` refuses, and that it leaves a model as it was, whatever happens."""
 
 import re
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -420,6 +421,25 @@ def test_a_module_that_raises_in_the_middle():
     ):
         seen_by(network, drawn(13, 6))
     assert_no_hooks(network)
+
+
+def test_what_is_refused_is_refused_though_the_network_goes_on():
+    class Patient(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Unread()
+
+        def forward(self, x):
+            with suppress(Exception):
+                self.part(x)
+            return x
+
+    class Unread(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    with pytest.raises(UnsupportedModelError, match=r"^part \(.*Unread\) attends with weights"):
+        seen_by(Patient(), torch.randn(2, 3, 4, 5))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import copy
 from functools import partial
 from math import isnan, prod
+from types import MethodType
 
 import pytest
 import torch
+import transformers
 from tests.heads.report_cases import (
     KINDS,
     NETWORKS,
@@ -26,6 +28,7 @@ from convattn.budget import assert_within_budget, references, roundings
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
+from convattn.heads.fixed_attention import FixedAttention
 from convattn.heads.replace import HeadReplacement, replace_heads
 from convattn.heads.replaceable_heads import every_head, random_heads
 from convattn.models import AttentionNet
@@ -128,6 +131,44 @@ def test_heads_that_stay_keep_a_changed_scale(name):
     )
     assert torch.equal(one, two)
     assert not torch.equal(one, same)
+
+
+def softened(self, x, *args, **named):
+    """Attention of timm whose own `forward` halves what it is given."""
+    return type(self).forward(self, x / 2, *args, **named)
+
+
+def test_a_layer_with_a_forward_of_its_own_runs_as_it_is():
+    """Built anew from its matrices, it would attend as its class does."""
+    network, x = timm_vit(2), images(count=10)
+    attention = network.blocks[0].attn
+    attention.forward = MethodType(softened, attention)
+    report = analyze(network, x, controls=(), progress=False)
+    made, _ = replace_heads(network, report, [("blocks.0.attn", 0)])
+    kept = made.get_submodule("blocks.0.attn")
+    assert isinstance(kept, FixedAttention)
+    assert "forward" in vars(kept.attention)
+
+
+def test_a_tower_of_texts_keeps_its_masks():
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 16,
+    }
+    config = transformers.CLIPConfig(
+        vision_config={**sizes, "image_size": 20, "patch_size": 4},
+        text_config={**sizes, "vocab_size": 40},
+    )
+    torch.manual_seed(0)
+    network = transformers.CLIPModel(config).eval()
+    given = {"pixel_values": torch.randn(10, 3, 20, 20), "input_ids": words(count=10)}
+    report = analyze(network, given, controls=(), progress=False)
+    text, image = (f"{tower}_model.encoder.layers.0.self_attn" for tower in ("text", "vision"))
+    made, record = replace_heads(network, report, [(text, 1), (image, 1)])
+    assert {head.layer for head in record.replaced} == {text, image}
+    assert made(**given).logits_per_image.isfinite().all()
 
 
 def expected(layer, network, tokens):

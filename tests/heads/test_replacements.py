@@ -24,6 +24,7 @@ from convattn.budget import assert_within_budget, references, roundings
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import analyze, mean_maps, replace_heads
 from convattn.heads.catalogue import register_attention
+from convattn.heads.fixed_attention import DisplacedHeads
 
 EVERYWHERE = ("kernel", "mean_map", "uniform")
 OTHERS = {
@@ -88,6 +89,25 @@ def test_maps_are_means_over_images_and_have_to_be_there(without_type_checks):
     for wrong, expected in mistakes:
         with pytest.raises(ArgumentError, match=f"images must {expected}"):
             mean_maps(network, wrong)
+
+
+@pytest.mark.parametrize(("part", "pattern"), [("attn_block", "windows"), ("attn_grid", "grid")])
+def test_a_kernel_lies_where_its_layer_attends_if_one_block_holds_two(part, pattern, monkeypatch):
+    """The layer in the block is another module when its heads are replaced."""
+    case = TIMM["both partitions at once"]
+    network, seen = case.build().eval(), []
+    x = torch.randn(2, *case.size, generator=torch.Generator().manual_seed(0))
+    place = case.layer.replace("attn_grid", part)
+    report = analyze(network, x, layers=place, controls=(), progress=False)
+    honest = DisplacedHeads.maps
+
+    def maps(self, layout, **options):
+        seen.append(layout.pattern)
+        return honest(self, layout, **options)
+
+    monkeypatch.setattr(DisplacedHeads, "maps", maps)
+    replace_heads(network, report, [(place, 0)])[0](x)
+    assert seen == [report.layers[0].pattern] == [pattern]
 
 
 LAYOUTS = (

@@ -1,5 +1,6 @@
 """`convattn analyze`: what the heads of a network look at."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from convattn.cli.image_options import pictures_need, require_images
@@ -81,12 +82,11 @@ def analyze(  # noqa: PLR0913 - the options of the command
         else:
             opened = open_for(loaded, images, limit)
             words = images.resolve().name
-        controls, note = CONTROLS, ""
+        controls = CONTROLS
         if no_controls:
             controls = ()
         elif loaded.drawn:
             controls = CONTROLS[:1]
-            note = "\n  no control of untrained weights: these are random"
         exhibition = None
         if view is not None:
             exhibition = gather(
@@ -103,9 +103,12 @@ def analyze(  # noqa: PLR0913 - the options of the command
                 controls=controls,
                 progress=not json,
             )
+        if loaded.drawn and not no_controls:
+            note = "untrained: the measured weights are themselves random"
+            report = replace(report, not_covered=(*report.not_covered, note))
         write_report(
             report, folder, source=source, images=words, drawn=loaded.drawn, shown=exhibition
         )
-    summary = f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}"
+    summary = f"{report.summary()}\nwrote {output}; look at {output / 'index.html'}"
     print_record(report, summary, json=json)
     return 0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from convattn.convert.surgery import require_network
 from convattn.errors import (
     ArgumentError,
+    ConvAttnError,
     UnsupportedModelError,
     lacks_memory,
     must_be,
@@ -115,6 +116,11 @@ def analyze(
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in survey(model) if layer.refused]
+    if held_out(inputs.count) < 2:
+        few = counted(inputs.count, "image")
+        notes.append(
+            f"errors of scores on held-out images: {few} give none, and words rest on values"
+        )
     counts = {MEASURED: inputs.count}
     counts |= {name: control_count(inputs.count) for name in CONTROLS if name in controls}
     generator = torch.Generator().manual_seed(SEED)
@@ -139,9 +145,16 @@ def analyze(
                 except UnsupportedModelError as error:
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
-            runs[name] = Run(count, layers, kernel_size)
+            run = Run(count, layers, kernel_size)
             batch_of = partial(_batch_of, inputs, order, grid)
-            runs[name].measure(network, batch_of, partial(advance, name), like=runs[MEASURED])
+            try:
+                run.measure(network, batch_of, partial(advance, name), like=runs.get(MEASURED, run))
+            except (ConvAttnError, RuntimeError) as error:
+                if name == MEASURED:
+                    raise
+                notes.append(f"{name}: {error}")  # what was measured is not lost with its control
+                continue
+            runs[name] = run
     main = runs.pop(MEASURED)
     return HeadReport(
         model=type(model).__name__,
@@ -222,9 +235,10 @@ class Images:
         """
         batches = {}
         for key, images in self.by_name.items():
+            whole = f"images[{key!r}]" if key else "images"
             parts = []
             for number in numbers:
-                name = f"images[{key!r}][{number}]" if key else f"images[{number}]"
+                name = f"{whole}[{number}]"
                 part = images[number]
                 if not isinstance(part, Tensor):
                     raise ArgumentError(must_be_a(name, "a tensor", part))
@@ -236,10 +250,12 @@ class Images:
             shapes.update(tuple(part.shape) for part in parts)
             if len(shapes) > 1:
                 sizes = " and ".join(map(str, sorted(shapes)))
-                raise ArgumentError(f"images must be of one size, but are of {sizes}")
+                raise ArgumentError(f"{whole} must be of one size, but are of {sizes}")
             batch = torch.stack(parts)
             if batch.is_floating_point() and not torch.isfinite(batch).all():
-                raise ArgumentError("images must hold finite numbers, but some are infinite or nan")
+                raise ArgumentError(
+                    f"{whole} must hold finite numbers, but some are infinite or nan"
+                )
             batches[key] = batch
         return batches
 

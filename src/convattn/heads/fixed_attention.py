@@ -17,6 +17,7 @@ from convattn.heads.head_report import LayerReport
 from convattn.heads.layout import Layout
 from convattn.heads.operations import Operations
 from convattn.heads.products import Product
+from convattn.wording import ITSELF
 
 
 @final
@@ -133,7 +134,7 @@ class FixedAttention(nn.Module):
         displacement.
         """
         super().__init__()
-        self._name = report.name
+        self._name = report.name or ITSELF
         self.attention = attention
         self._heads = len(report.heads)
         weight = next(attention.parameters(), torch.empty(0))

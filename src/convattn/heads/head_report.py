@@ -1,7 +1,7 @@
 """What the heads of a network look at: the report of `analyze`.
 
 Lengths are in cells of the layer's grid of queries (patches, pixels, positions), entropies in nats. Every number has
-the standard error of a jackknife over groups of images, which is nan for a single image. A number that the data do not
+the standard error of a jackknife over groups of images, which is nan of too few images. A number that the data do not
 determine, as the share explained where nothing varies, is nan.
 """
 
@@ -138,7 +138,9 @@ class LayerReport:
     grid_source: str  # Dotted name of the convolution whose output has this grid; empty if none has
     prefix: int  # Number of prefix tokens among the keys
     normalised: bool  # Whether the weights of a query sum to 1
-    error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64
+    # Difference of weights × values to what the module computed; of a fused one, of both to float64. Of the batch in
+    # which it is nearest to its budget
+    error: float
     budget: float  # Largest difference that rounding explains
     uniform_distance: float  # Mean attention distance of a head that looks everywhere alike
     # Displacements of the kernels: all within the report's radius
@@ -278,7 +280,12 @@ class HeadReport(Record):
         Heads on grids of another number of axes hold none. Raises ArgumentError if there is no such layer.
         """
         layers = self.layers[first : first + count]
-        require(layers, "first", f"a layer's number from 0 to {len(self.layers) - 1}", first)
+        require(
+            first >= 0 and layers,
+            "first",
+            f"a layer's number from 0 to {len(self.layers) - 1}",
+            first,
+        )
         return taps_held(_verdicts(layers, MEASURED), layers[0].kernel)
 
     def headline(self) -> str:

@@ -152,6 +152,8 @@ def _write(layer: nn.Linear, first: int, matrix: Tensor) -> Tensor:
 
 def _grid(embedding: Any) -> tuple[int, ...]:
     """Returns rows and columns of the patches of a network's own images, from timm's or transformers' embedding."""
+    if getattr(embedding, "grid_size", None) is not None:
+        return tuple(embedding.grid_size)
     sizes = getattr(embedding, "img_size", None) or embedding.image_size
     return tuple(size // side for size, side in zip(sizes, embedding.patch_size, strict=True))
 

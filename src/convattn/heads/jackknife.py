@@ -22,7 +22,7 @@ class Estimate:
     """A number measured on a sample of images."""
 
     value: float  # The number
-    error: float  # Its standard error over images; nan for a single image
+    error: float  # Its standard error over images; nan of too few images
 
     def __str__(self) -> str:
         """Returns the number with its standard error."""

@@ -48,6 +48,7 @@ from convattn.heads.products import Product, Proof, prove
 from convattn.layers import RelativeAttention
 from convattn.random_numbers import keep_random_state
 from convattn.structure import find_empty, full_name
+from convattn.wording import ITSELF
 
 __all__ = [
     "OUTSIDE",
@@ -214,6 +215,8 @@ class Watcher:
                         f" the part that takes this one: {' or '.join(parts)}"
                     )
                 raise ArgumentError(message) from error
+        if self._raised is not None:  # and the network went on
+            raise self._raised
         if not self._layers and not survey(self.model):
             kind = type(self.model).__name__
             raise UnsupportedModelError(
@@ -274,7 +277,7 @@ class Watcher:
             return self._read_foreign(call, self._products.pop(call, []), out)
         except UnsupportedModelError as error:
             kind = type(call.module).__name__
-            raise UnsupportedModelError(f"{call.name} ({kind}): {error}") from error
+            raise UnsupportedModelError(f"{call.name or ITSELF} ({kind}): {error}") from error
 
     def _read_foreign(self, call: CallContext, products: list[_Seen], out: Tensor) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""

@@ -147,6 +147,10 @@ def kernel_by(
     before = _TURNS.get((str(arm), axes), lambda *step: step)
     name, head = (layer.name, number) if isinstance(arm, str) else arm
     source = report.layer(name)
+    if len(source.grid) != axes:
+        raise UnsupportedModelError(
+            f"the kernel of {name} has {len(source.grid)} axes, where its layer's has {axes}"
+        )
     told = source.heads[head]
     kernel: Sequence[float] = told.position_kernel
     if arm == "one_tap":

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.layout import Layout, global_layout, times
+from convattn.structure import replaced_methods
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +244,8 @@ _RECORDERS = "transformers.utils.output_capturing"
 def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Linear) -> Any:
     """Returns a part of an attention layer, or raises UnsupportedModelError.
 
-    It must be of the class `kind` itself and its weight not computed; it and the layer may have no hooks of the user.
+    It must be of the class `kind` itself and its weight not computed; it and the layer may have no hooks of the user
+    and no methods in the place of their class's.
     """
     part: Any = getattr(attention, name, None)
     if isinstance(part, nn.Module) and parametrize.is_parametrized(part):
@@ -255,6 +257,10 @@ def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Lin
             f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}"
         )
     for module, where in ((attention, "it"), (part, f"its {name}")):
+        if methods := replaced_methods(module):
+            raise UnsupportedModelError(
+                f"{where} has a {' and '.join(methods)} of its own, which would be lost"
+            )
         hooks = {**module._forward_hooks, **module._forward_pre_hooks, **module._backward_hooks}
         if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks.values()):
             raise UnsupportedModelError(

@@ -34,6 +34,10 @@ def read_tokens(call: CallContext) -> Layout:
             f"{call.queries} tokens are {others} more than {rows} × {cols} patches, but num_prefix_tokens of"
             f" {type(network).__name__} is {prefix}; set it to {others} if they come first"
         )
+    if prefix is None:
+        raise UnsupportedModelError(
+            f"{type(network).__name__} has no num_prefix_tokens; set it to the number of tokens before the patches"
+        )
     return call.global_layout((rows, cols), prefix)
 
 

@@ -70,7 +70,13 @@ def _matrices(
 _vit_matrices = partial(
     _matrices, output="o_proj", heads="num_attention_heads", dropout="attention_dropout"
 )
-_clip_matrices = partial(_matrices, scale="scale")
+
+
+def _tower_matrices(attention: nn.Module) -> TokenAttention:
+    """Returns the matrices of a layer of CLIP or SigLIP, of a tower of images."""
+    if "text" in str(getattr(attention.config, "model_type", "")):
+        raise UnsupportedModelError("it is of a tower of texts, which gives it masks")
+    return _matrices(attention, scale="scale")
 
 
 def _by_full_name(how: AttentionClass, *classes: str) -> dict[str, AttentionClass]:
@@ -93,7 +99,7 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
         "vit_msn.ViTMSNAttention",
     ),
     **_by_full_name(
-        AttentionClass("global", read_tower, matrices=_clip_matrices),
+        AttentionClass("global", read_tower, matrices=_tower_matrices),
         "clip.CLIPAttention",
         "siglip.SiglipAttention",
     ),

@@ -142,7 +142,7 @@ def read_maxvit(call: CallContext) -> Layout:
     if kind == "PartitionAttention2d":
         grid = block.grid_after_channels
     if kind == "ParallelPartitionAttention":  # it holds both partitions
-        windows = call.module is module.attn_block
+        windows = call.name.rpartition(".")[2] == "attn_block"  # its module may be another by now
     else:
         windows = module.partition_block
     return window_layout(grid, side) if windows else sparse_layout(grid, side)
