@@ -7,7 +7,7 @@ from PIL import Image
 
 from convattn.errors import ArgumentError, DataError
 from convattn.networks.images import Pictures, open_images, stack_images
-from convattn.networks.pictures import read_picture
+from convattn.networks.pictures import Preparation, read_picture
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 ORIENTATION = 0x0112  # of EXIF; 6: turned by a quarter
@@ -54,6 +54,16 @@ def test_pictures_are_upright_and_in_colours(name, tmp_path):
     if name != "grey.tiff":
         blue = images[0][:, 0, -1 if name == "turned.png" else 0]
         assert blue.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("mode", "hidden"), [("RGBA", (0, 0, 0, 0)), ("LA", (0, 0))])
+def test_what_is_transparent_is_white(mode, hidden, tmp_path):
+    """A browser shows it so; the colour that a file hides is often black."""
+    Image.new(mode, (4, 4), hidden).save(tmp_path / "clear.png")
+    assert open_images(tmp_path, lambda: as_tensor)[0].unique().tolist() == [1]
+    clear = Image.new(mode, (4, 4), hidden)
+    prepared = Preparation(2, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))(clear)
+    assert prepared.unique().tolist() == [1]
 
 
 LEVELS = np.arange(35, dtype=np.uint16).reshape(5, 7) * 1927  # 0 to 65518 of 65535

@@ -70,6 +70,8 @@ def test_a_report_says_what_heads_do():
     described = layers_of(build_scene(Exhibit(network, IMAGES, report=report)))[1]
     alone = Exhibit(network, IMAGES, report=report, layers=(described["name"],))
     assert layers_of(build_scene(alone))[0]["number"] == described["number"] == 2
+    some = Exhibit(network, IMAGES, report=replace(report, layers=report.layers[1:]))
+    assert [layer["number"] for layer in layers_of(build_scene(some))] == [1, 2]
     head = report.layers[1].heads[3]
     assert described["sentence"] == report.layers[1].sentence
     statistics = described["statistics"][3]

@@ -53,6 +53,20 @@ def test_chosen_layers_are_shown_of_every_network_that_has_them(place):
     assert note == "All its layers are shown, because it has no blocks.1.mixer."
 
 
+def test_a_network_stands_beside_once(place):
+    """Said before anything is loaded or converted."""
+    with pytest.raises(ArgumentError, match=r"^compare must be different networks, each once"):
+        gather("nothing", compare=["converted", "converted"])
+
+
+def test_a_network_whose_classes_are_not_known_has_none(place):
+    """Those of the network that it is compared with are not its own."""
+    first, second = shown(place, SMALL, images=None, limit=1).exhibits[0], saved("other")
+    beside = shown(place, SMALL, compare=[second]).exhibits[1]
+    assert len(first.classes) == 10
+    assert beside.classes == ()
+
+
 @pytest.mark.parametrize("built_first", [True, False])
 def test_weights_are_for_the_networks_that_take_them(place, built_first):
     sources = ["convattn:AttentionNet", saved("saved")]

@@ -85,7 +85,6 @@ def view(  # noqa: PLR0913 - the options of the command
         )
     if output is not None:
         _require_new_file(output)
-    page = output or first_free(Path("view"), ".html")
     require_network(source)
     require_images(images, source)
     require_packages_of(source, *compare, view=pictures_need(images))
@@ -105,7 +104,11 @@ def view(  # noqa: PLR0913 - the options of the command
             tell=say,
         )
         say("computing the maps")
-        write_page(exhibition.scene(), page)
+        scene = exhibition.scene()
+    if output is not None:  # again: another command may have made it meanwhile
+        _require_new_file(output)
+    page = output or first_free(Path("view"), ".html")
+    write_page(scene, page)
     written = WrittenPage(str(page), page.stat().st_size)
     print_record(written, f"wrote {page} ({written.bytes / 1e6:.1f} MB)", json=json)
     if not json:

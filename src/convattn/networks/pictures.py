@@ -51,12 +51,20 @@ def read_picture(file: Path, *, keep_grey: bool = False) -> Any:
             if upright.mode[0] in "IF":  # of 16 or 32 bits, which pillow would cut off at 255
                 upright = pil.Image.fromarray(_to_bytes(np.asarray(upright)))
             grey = keep_grey and upright.mode in ("1", "L", "LA")
-            return upright.convert("L" if grey else "RGB")
+            return _on_white(upright).convert("L" if grey else "RGB")
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
         reason = str(error)
         if not isinstance(error, DataError):
             reason = f"{type(error).__name__}: {error}"
         raise DataError(f"cannot read the image {file}: {reason}") from None
+
+
+def _on_white(picture: Any) -> Any:
+    """Lays what is transparent in a picture of pillow on white, as browsers do; pillow would show hidden colours."""
+    if not picture.has_transparency_data:
+        return picture
+    pil, seen = pillow(), picture.convert("RGBA")
+    return pil.Image.alpha_composite(pil.Image.new("RGBA", seen.size, "white"), seen)
 
 
 def _to_bytes(levels: np.ndarray) -> np.ndarray:
@@ -87,7 +95,7 @@ class Preparation(Record):
     def __call__(self, picture: Any) -> Float[Tensor, "channels rows cols"]:
         """Prepares a picture of pillow."""
         mode = "L" if len(self.mean) == 1 else "RGB"
-        small = np.array(to_square(picture.convert(mode), self.size))
+        small = np.array(to_square(_on_white(picture).convert(mode), self.size))
         pixels = torch.from_numpy(small).reshape(self.size, self.size, -1)
         return normalise(pixels.movedim(2, 0).contiguous()[None], self.mean, self.std)[0]
 

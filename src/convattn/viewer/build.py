@@ -150,6 +150,11 @@ class _Network:
         }
         program = make_program(network, computed)
         layers = [self._describe_layer(number, call, program) for number, call in enumerate(calls)]
+        shown = [call.name for call in calls]
+        measured = [layer.name for layer in exhibit.report.layers] if exhibit.report else []
+        numbered = measured if {*shown} <= {*measured} else shown  # in one way for all of them
+        for layer in layers:
+            layer["number"] = numbered.index(layer["name"]) + 1
         timeline = self._describe_timeline(calls)
         notes = [exhibit.note, *self._left_out(program, timeline)]
         operations = None
@@ -349,9 +354,9 @@ def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict
 
 
 def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> dict[str, Any]:
-    """Returns the number of a layer, its sentence and the numbers of its heads; None where the report lacks it."""
+    """Returns the sentence of a layer and the numbers of its heads; None where the report lacks it."""
     layers = report.layers if report else ()
-    for number, layer in enumerate(layers, start=1):
+    for layer in layers:
         if layer.name == name and len(layer.heads) == heads:
             numbers = []
             for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
@@ -361,7 +366,6 @@ def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> di
                 # JSON has no nan: null stands for it
                 "statistics": json.loads(json.dumps(numbers), parse_constant=lambda _: None),
                 "measured_on": report.images if report else 0,
-                "number": number,
             }
     return {"sentence": None, "statistics": None, "measured_on": 0}
 

@@ -84,6 +84,8 @@ def gather(  # noqa: PLR0913 - what the command of the page takes
     Returns:
         The networks, first the one of `source`. One without attention is left out if another is shown.
     """
+    if len({*compare}) < len(compare):
+        raise ArgumentError(must_be("compare", "different networks, each once", list(compare)))
     tell(f"loading {source}")
     loaded = load(source)
     pictures = _open(source, loaded, images, limit)
@@ -156,12 +158,12 @@ def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str)
 
 def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
     """Shows of another network the layers that are shown of the first if it has them, else all."""
-    classes, readable = other.classes or first.classes, layers_to_read(other.network)
+    readable = layers_to_read(other.network)
     missing = [name for name in first.layers or () if name not in readable]
     if not missing:
-        return replace(other, classes=classes, layers=first.layers)
+        return replace(other, layers=first.layers)
     note = f"{other.note} All its layers are shown, because it has no {some(missing)}."
-    return replace(other, classes=classes, note=note.lstrip())
+    return replace(other, note=note.lstrip())
 
 
 def _measured(first: Exhibit) -> HeadReport | None:

@@ -33,7 +33,7 @@ class NotebookPage:
     def _repr_html_(self) -> str:
         """Returns the page in a sandboxed frame."""
         return (
-            '<iframe title="Attention maps" loading="lazy"'
+            f'<iframe title="Attention maps: {html.escape(self.title)}" loading="lazy"'
             ' sandbox="allow-scripts allow-downloads allow-popups allow-popups-to-escape-sandbox"'
             ' style="width: 100%; height: 80vh; min-height: 30rem; border: 0; display: block"'
             f' srcdoc="{html.escape(self.page)}"></iframe>'

@@ -36,10 +36,9 @@ def choose(page, layer, head):
 
 
 def map_of(page):
-    """Returns the weights of the chosen head, as the page saves them: (key rows, key cols); none if it has none yet."""
-    lines = list(csv.DictReader(download(page, "Save map as CSV").decode().splitlines()))
-    if not lines:
-        return torch.empty(0)
+    """Returns the weights of the chosen head, as the page saves them: (key rows, key cols)."""
+    saved = csv.DictReader(download(page, "Save map as CSV").decode().splitlines())
+    lines = [line for line in saved if not line["token"]]
     rows, cols = (1 + max(int(line[f"key_{axis}"]) for line in lines) for axis in ("row", "col"))
     values = [float(line["weight"]) if line["weight"] else math.nan for line in lines]
     return torch.tensor(values, dtype=torch.float64).view(rows, cols)

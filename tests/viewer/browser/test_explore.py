@@ -163,7 +163,7 @@ def test_the_view_is_taken_along(opened, address, shown):
     printed = ET.fromstring(download(page, "Save map as SVG"))
     kinds = Counter(element.tag.rpartition("}")[2] for element in printed)
     keys = math.prod(shown.scene.header["networks"][0]["layers"][1]["keys"]["grid"])
-    assert kinds == {"rect": keys + 64, "circle": 2, "text": 4}
+    assert kinds == {"rect": keys + 64, "circle": 2, "text": 5}
     assert printed[-2].text.endswith(", layer 2, head 1")
     assert printed[-1].text == "attention of each key; ring: query"
     far = ET.fromstring(download(opened(f"{address}#layer=1&head=0&query=9,22"), "Save map as SVG"))
@@ -306,8 +306,10 @@ def test_where_there_is_no_map_none_is_named_or_saved(opened, address, own_pictu
     expect(page.get_by_role("alert")).to_be_visible()
     none = "Head 1 of layer 1 has no map of this query and image"
     expect(small).to_have_attribute("aria-label", none)
-    page.get_by_role("button", name="Save map as PNG").click()
-    expect(page.locator(".save-status")).to_have_text("There is no map to save.")
+    for kind in ("PNG", "SVG", "CSV"):
+        page.get_by_role("button", name=f"Save map as {kind}").click()
+        expect(page.locator(".save-status")).to_have_text("There is no map to save.")
+        page.locator(".save-status").evaluate("status => (status.textContent = '')")
 
 
 def test_a_page_within_a_frame_has_no_link_and_opens_those_of_others(opened, tmp_path):

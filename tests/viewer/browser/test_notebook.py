@@ -115,7 +115,7 @@ def test_the_page_works_in_jupyterlab(opened, home, lab):
     page.set_default_timeout(1000 * START)
     page.wait_for_function("window.jupyterapp !== undefined")
     page.evaluate(RUN)
-    frame = page.frame_locator('iframe[title="Attention maps"]')
+    frame = page.frame_locator('iframe[title^="Attention maps: "]')
     page.locator(".jp-OutputArea-output").first.wait_for()
     assert "Error" not in page.locator(".jp-OutputArea").first.inner_text()
     expect(frame.locator("button.map")).to_have_count(8, timeout=1000 * START)

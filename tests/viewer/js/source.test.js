@@ -35,12 +35,12 @@ function withoutBrowser(t) {
   return drawn;
 }
 
-test("an own picture is squeezed to the size of the scene's pictures, whole, whatever the first network takes", async (t) => {
+test("the middle of an own picture is resized to the scene's pictures, whatever the first network takes", async (t) => {
   const drawn = withoutBrowser(t);
   const scene = openedScene([11, 13], [5, 7]);
   assert.ok(takesPictures(scene));
   assert.equal(await addPicture(scene, new File([], "own.png")), 1);
-  assert.deepEqual(drawn, [[0, 0, 7, 5]]);
+  assert.deepEqual(drawn, [[24, 0, 42, 30, 0, 0, 7, 5]]); // of 90 x 30
   assert.deepEqual(scene.tensors.get(scene.images[1].picture)?.shape, [5, 7, 3]);
 });
 

@@ -43,6 +43,12 @@ test("an address says only what differs, also back to nothing", () => {
   assert.deepEqual(fromHash(toHash(state, defaults)), { compare: [] });
 });
 
+test("an address has no spaces, at which a chat would cut it", () => {
+  const state = { ...DEFAULT_STATE, order: "convolution 1 left (by construction)" };
+  assert.equal(toHash(state), "order=convolution%201%20left%20(by%20construction)");
+  assert.equal(fromHash(toHash(state)).order, state.order);
+});
+
 test("what makes no sense in an address is left out", () => {
   const hashes = [
     "layer=-1",

@@ -82,6 +82,15 @@ test("a head has the word of its report, and of displacements alone that of its 
   const report = { position_score: known(0.734), hard_share: known(0.62), hard_shift: known([0, -1]) };
   assert.match(whyWords(report, 100), /^Why: on 100 images.* 73 % .* 62 % .*: 1 left\.$/);
   assert.match(whyWords(report, 4), /another word is possible/);
+  const special = { ...report, prefix_share: known(0.67), verdict: /** @type {any} */ ("special tokens") };
+  assert.match(
+    whyWords(special, 100),
+    /images, 67 % of its attention is on class and register tokens, and displacement .*, and 62/,
+  );
+  const row = { ...report, line_share: known(0.7), verdict: /** @type {any} */ ("row (by construction)") };
+  assert.match(whyWords(row, 100), /70 % is in the query's own row/);
+  const half = { ...report, side_share: known(0.8), verdict: /** @type {any} */ ("half-plane above") };
+  assert.match(whyWords(half, 100), /80 % is on one side, and/);
   const unknown = { ...report, position_score: { value: null, error: null }, hard_share: { value: -0.002, error: 0 } };
   assert.match(whyWords(unknown, 1), /^Why: on 1 image, 0 % of its attention is at one displacement: 1 left\. On so/);
 });

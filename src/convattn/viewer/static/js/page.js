@@ -93,9 +93,14 @@ function mount(scene, address) {
   if (address) addEventListener("hashchange", readAddress);
   root.addEventListener("click", (event) => {
     const link = /** @type {Element} */ (event.target).closest('a[href^="#"]');
-    if (!link) return;
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return; // another tab or window is asked for
     event.preventDefault(); // a page within another has no address to follow it by
-    state.set(stateOf(fromHash(link.getAttribute("href") ?? "")));
+    const hash = link.getAttribute("href") ?? "";
+    if (address) {
+      history.pushState(null, "", hash); // so that the browser goes back to what was shown
+      known = location.hash;
+    }
+    state.set(stateOf(fromHash(hash)));
     scrollTo(0, 0);
   });
   views.open();

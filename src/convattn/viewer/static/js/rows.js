@@ -173,11 +173,11 @@ export async function addPicture(scene, file) {
   return scene.images.push({ name: file.name, label: null, picture: name, own: true }) - 1;
 }
 
-/** Largest file and largest side of a picture that a user may drop on the page. */
+/** Largest file of a picture that a user may drop on the page. */
 const LARGEST_FILE = 64 * 2 ** 20;
 
 /**
- * Reads a picture as the page needs it: all of it, squeezed to the given size, as `convattn view --images` does.
+ * Reads a picture as `convattn view --images` does: its largest part in the middle of the given shape, on white.
  * @param {File} file
  * @param {number} rows
  * @param {number} cols
@@ -198,7 +198,9 @@ export async function readPicture(file, rows, cols) {
   context.imageSmoothingQuality = "high";
   context.fillStyle = "white"; // behind what is transparent
   context.fillRect(0, 0, cols, rows);
-  context.drawImage(bitmap, 0, 0, cols, rows);
+  const side = Math.min(bitmap.width / cols, bitmap.height / rows);
+  const [width, height] = [cols * side, rows * side];
+  context.drawImage(bitmap, (bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height, 0, 0, cols, rows);
   bitmap.close();
   return new Uint8Array(context.getImageData(0, 0, cols, rows).data.filter((_, at) => at % 4 < 3));
 }

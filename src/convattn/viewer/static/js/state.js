@@ -118,7 +118,8 @@ const differences = (wanted, from) =>
 export function toHash(state, defaults = DEFAULT_STATE) {
   return differences(state, defaults)
     .map(
-      ([name, value]) => `${name}=${Array.isArray(value) ? value.join(",") : value === null ? "none" : String(value)}`,
+      ([name, value]) =>
+        `${name}=${Array.isArray(value) ? value.join(",") : value === null ? "none" : encodeURI(String(value))}`,
     )
     .join("&");
 }

@@ -10,6 +10,7 @@ import {
   para,
   reasonOf,
   say,
+  setProp,
   setProps,
   span,
 } from "../dom.js";
@@ -120,8 +121,10 @@ export function createControls(model) {
     class: "limit",
     min: "0",
     step: "any",
-    "aria-label": "Largest value of the colour scale",
-    onchange: () => Number(limit.value) > 0 && state.set({ scale: Number(limit.value) }),
+    onchange: () => {
+      if (Number(limit.value) > 0) state.set({ scale: Number(limit.value) });
+      limit.value = String(state.get().scale);
+    },
   });
   const scale = createSegments("Colour scale", { own: "Each its own", common: "Common", fixed: "Fixed" }, (value) =>
     state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
@@ -153,6 +156,9 @@ export function createControls(model) {
       const fixed = typeof now.scale === "number";
       scale.set(fixed ? "fixed" : String(now.scale));
       limit.hidden = !fixed;
+      const reach =
+        now.values === "scores" ? "How far below the largest the colours reach" : "Largest value of the colours";
+      setProp(limit, "aria-label", reach);
       if (fixed && document.activeElement !== limit) limit.value = String(now.scale);
       const { layers } = model.network();
       const [noPosition, noContent] = [whyNoPart(layers, "position"), whyNoPart(layers, "content")];
@@ -253,11 +259,12 @@ export function createImages(model, dropZone) {
 
   if (takes) {
     const drag = (/** @type {DragEvent} */ event) => {
-      event.preventDefault();
-      dropZone.classList.toggle("drop-here", event.type === "dragover");
-      if (event.type === "drop") void take(event.dataTransfer?.files[0]);
+      event.preventDefault(); // a file that is dropped beside the images would take the place of the page
+      const here = !dropZone.closest("[hidden]");
+      dropZone.classList.toggle("drop-here", here && event.type === "dragover");
+      if (here && event.type === "drop") void take(event.dataTransfer?.files[0]);
     };
-    setProps(dropZone, { ondragover: drag, ondragleave: drag, ondrop: drag });
+    for (const kind of /** @type {const} */ (["dragover", "dragleave", "drop"])) document.addEventListener(kind, drag);
   }
 
   return {

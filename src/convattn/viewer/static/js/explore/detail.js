@@ -34,11 +34,15 @@ import { rowNumbers } from "../statistics.js";
 /** @import { Model } from "./model.js" */
 /** @import { RowNumbers } from "../statistics.js" */
 
-/** Numbers of a head report that are of many images, with what they are called here, and units. @type {string[][]} */
+/**
+ * Numbers of a head report that are of many images, with what they are called here, and units; lengths have that of the
+ * report.
+ * @type {string[][]}
+ */
 const REPORT_ONLY = [
   ["position_score", "position score", ""],
   ["content_share", "content share", "%"],
-  ["distance", "attention distance", ""],
+  ["distance", "attention distance"],
 ];
 
 /** What the numbers of a head mean. */
@@ -83,11 +87,15 @@ function titleOf(model, number, head) {
   return [`Layer ${layer.number}, head ${head + 1}`, word].filter(Boolean).join(": ");
 }
 
-/** Makes the place of a second head beside the chosen one. @param {Model} model */
-function createBeside(model) {
+/** Makes the place of a second head beside the chosen one. @param {Model} model @param {() => void} leave the focus */
+function createBeside(model, leave) {
   const { state } = model;
   const name = h("figcaption");
-  const drop = h("button", { onclick: () => state.set({ beside: [] }) }, "Put away");
+  const putAway = () => {
+    state.set({ beside: [] });
+    leave();
+  };
+  const drop = h("button", { onclick: putAway }, "Put away");
   const element = h("figure", { class: "beside" }, name, drop);
   /** Made when it is first asked for. @type {ReturnType<typeof createLargeMap> | null} */
   let map = null;
@@ -119,7 +127,7 @@ export function createDetail(model, effects) {
   const handle = createHandle(model, field);
   field.element.append(handle.element);
   steerQuery(model, field, "attention map");
-  const beside = createBeside(model);
+  const beside = createBeside(model, () => keep.focus());
   const bar = createColourBar(model, OVERLAY);
 
   const title = h("h2");
@@ -233,7 +241,7 @@ export function createDetail(model, effects) {
       lines.push(["prefix share", percent(found.prefixShare), statisticText(report?.prefix_share, "%")]);
     if (report)
       for (const [name, text, unit] of REPORT_ONLY)
-        if (report[name]) lines.push([text, "", statisticText(report[name], unit)]);
+        if (report[name]) lines.push([text, "", statisticText(report[name], unit ?? reportUnit)]);
     keepChildren(numbers, lines.length, () => h("tr", null, h("th", { scope: "row" }), h("td"), h("td"))).forEach(
       ({ children }, at) => {
         lines[at].forEach((text, column) => say(children[column], text ?? ""));

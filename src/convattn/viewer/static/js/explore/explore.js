@@ -123,7 +123,6 @@ export function mountExplore(root, scene, state, address) {
   state.subscribe((_, changed) => {
     const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
     if (has("image", "network", "average")) scoreSoon();
-    if (has("query", "prefix", "image", "average")) picture.update();
     if (changed.size > Number(has("query")) + Number(has("moved"))) paintChoices();
     if (has("layer", "head", "order", "beside", "ask", "controls")) paintRows();
   });

@@ -308,7 +308,7 @@ export function createHandle(model, field) {
       model.move(layer, head, centreNow(), Math.exp(Number(sharpness.value)));
     },
   });
-  const sharpnessText = h("output");
+  const sharpnessText = h("output", { "aria-live": "off" }); // the slider says it
   const hint = para("hint", "Drag the ring: it is the centre of this head.");
   const slider = h("label", { class: "slider" }, span("Sharpness"), sharpness, sharpnessText);
   const tools = div("handle-tools", hint, slider, reset);

@@ -115,7 +115,7 @@ export function placeMarks(element, { extent, query, whole }, image) {
  * @property {HTMLCanvasElement} canvas  below the buttons, with the maps of all of them: browsers are slow at many canvases
  * @property {number} pixel      pixels of the canvas for one of the page
  * @property {MapCell[]} cells   their canvases are not on the page; their layers have one grid
- * @property {SceneLayer} scene  that of the first
+ * @property {SceneLayer} layer  that of the first
  * @property {number} shape      width of a map over its height
  */
 
@@ -236,10 +236,10 @@ export function createMatrix(model, opened) {
   }
 
   /** Puts maps of a row on its canvas. @param {MapRow} row @param {Iterable<number>} heads */
-  function compose({ canvas, pixel, cells, scene, shape }, heads) {
+  function compose({ canvas, pixel, cells, layer, shape }, heads) {
     const most = Number(body.style.getPropertyValue("--heads"));
     const step = (canvas.width + MAP_GAP * pixel) / most;
-    const bars = scene.prefix.length && BAR_WIDTH * scene.prefix.length * pixel;
+    const bars = layer.prefix.length && BAR_WIDTH * layer.prefix.length * pixel;
     const width = step - MAP_GAP * pixel - (bars && bars + 2 * pixel);
     const top = Math.round((canvas.height - width / shape) / 2);
     const context = contextOf(canvas);
@@ -281,7 +281,7 @@ export function createMatrix(model, opened) {
     const row = matrixRow("matrix-row", title, canvas, ...gridcells);
     row.classList.toggle("has-prefix", layer.prefix.length > 0);
     row.style.setProperty("--tokens", String(layer.prefix.length));
-    return { row, canvas, pixel: 1, cells, scene: layer, shape: 1 };
+    return { row, canvas, pixel: 1, cells, layer, shape: 1 };
   }
 
   function paint() {
@@ -293,7 +293,7 @@ export function createMatrix(model, opened) {
       placeMarks(row, view, pictureSize(model));
       const { left, right, top, bottom } = view.extent;
       line.shape = (right - left) / (bottom - top);
-      const tokens = line.scene.prefix.length;
+      const tokens = line.layer.prefix.length;
       const changed = [...cells.keys()].filter((at) => {
         const { layer, head, map, bars } = cells[at];
         const prefix = model.shown(layer)?.rows.prefix;
@@ -313,10 +313,10 @@ export function createMatrix(model, opened) {
     choice.value = state.get().order;
     for (const { layer, head, button } of allCells()) {
       const shown = model.shown(layer);
-      const scene = model.network().layers[layer];
+      const own = model.network().layers[layer];
       const words = shown
-        ? headSentence(scene, head, rowNumbers(scene, shown.rows, head))
-        : `Head ${head + 1} of layer ${scene.number} has no map of this query and image`;
+        ? headSentence(own, head, rowNumbers(own, shown.rows, head))
+        : `Head ${head + 1} of layer ${own.number} has no map of this query and image`;
       setProp(button, "aria-label", words);
     }
   }

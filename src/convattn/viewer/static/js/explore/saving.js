@@ -1,9 +1,10 @@
 // What can be taken along: the address of the view, and the map of the chosen head.
 
-import { h, reasonOf, say } from "../dom.js";
+import { h, reasonOf, say, svg } from "../dom.js";
 import { contextOf, levelOf, numberText, ramp } from "../draw.js";
 import { extentOf } from "./field.js";
 import { paintMap, smallView } from "./matrix.js";
+import { partOf } from "../numbers.js";
 import { cellCentre } from "../scene.js";
 
 /** @import { Model } from "./model.js" */
@@ -13,19 +14,24 @@ import { cellCentre } from "../scene.js";
 const PNG_SIDE = 600;
 
 /**
- * Writes a line for each key of the chosen head: its place and its weight or score.
+ * Writes a line for each key of the chosen head: its place, or the name of a token, and its weight or score.
  * @param {Model} model
  * @returns {string}
  */
 function mapCsv(model) {
   const { layer, head, values } = model.state.get();
-  const { keys } = model.layer();
+  const { keys, prefix } = model.layer();
   const lines = Array.from(model.map(layer, head), (value, key) => {
     const place = [Math.floor(key / keys.grid[1]), key % keys.grid[1]];
     const number = Number.isNaN(value) ? "" : value;
-    return [...place, ...cellCentre(keys, /** @type {Pair} */ (place)), number].join(",");
+    return ["", ...place, ...cellCentre(keys, /** @type {Pair} */ (place)), number].join(",");
   });
-  const names = ["key_row", "key_col", "image_row", "image_col", values === "weights" ? "weight" : "score"];
+  const rows = model.shown(layer)?.rows;
+  if (rows && values === "weights")
+    lines.unshift(
+      ...prefix.map((token, at) => [token, "", "", "", "", partOf(rows.prefix, head, prefix.length)[at]].join(",")),
+    );
+  const names = ["token", "key_row", "key_col", "image_row", "image_col", values === "weights" ? "weight" : "score"];
   return [names.join(","), ...lines, ""].join("\n");
 }
 
@@ -41,7 +47,6 @@ function offerFile(content, type, name) {
 async function mapPng(model) {
   const map = h("canvas");
   const { layer, head } = model.state.get();
-  if (!model.shown(layer)) throw new Error("There is no map to save.");
   paintMap(model, map, layer, head);
   const scale = Math.ceil(PNG_SIDE / Math.max(map.width, map.height));
   const large = h("canvas", { width: map.width * scale, height: map.height * scale });
@@ -51,16 +56,6 @@ async function mapPng(model) {
   return new Promise((resolve, reject) =>
     large.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot write the picture")))),
   );
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-
-/** Makes an element of SVG. @param {string} kind @param {Record<string, string | number>} attributes @param {string} [text] */
-function shape(kind, attributes, text = "") {
-  const element = document.createElementNS(SVG, kind);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
-  element.textContent = text;
-  return element;
 }
 
 /** What keeps the background from showing between cells that touch. */
@@ -76,12 +71,11 @@ const PRINT = { map: 240, gap: 10, scale: 12, numbers: 48, text: 9 };
  */
 function mapSvg(model) {
   const { layer, head, values } = model.state.get();
-  const view = smallView(model, layer);
-  if (!view) throw new Error("There is no map to save.");
+  const query = smallView(model, layer)?.query;
   const [rows, cols] = model.layer().keys.grid;
   const side = PRINT.map / cols;
   const [width, height] = [PRINT.map + PRINT.gap + PRINT.scale + PRINT.numbers, side * rows + 4 * PRINT.text];
-  const picture = shape("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
   const [low, high] = model.limits(layer, head);
   const colours = ramp("light");
   const colourOf = (/** @type {number} */ level) =>
@@ -89,17 +83,14 @@ function mapSvg(model) {
   model.map(layer, head).forEach((value, key) => {
     const place = { x: (key % cols) * side, y: Math.floor(key / cols) * side, width: side, height: side };
     const fill = colourOf(levelOf(value, low, high));
-    picture.append(shape("rect", { ...SEAMLESS, ...place, fill }));
+    picture.append(svg("rect", { ...SEAMLESS, ...place, fill }));
   });
-  if (view.query) {
-    const { query } = view;
+  if (query) {
     const extent = extentOf(model.layer().keys, model.layer().keys.grid); // all of the map, whatever the page shows
     const cx = (PRINT.map * ((query.left + query.right) / 2 - extent.left)) / (extent.right - extent.left);
     const cy = (side * rows * ((query.top + query.bottom) / 2 - extent.top)) / (extent.bottom - extent.top);
     for (const [stroke, thick] of Object.entries({ white: 2.5, "#b93a00": 1.2 })) {
-      picture.append(
-        shape("circle", { cx, cy, r: Math.max(side / 2, 4), fill: "none", stroke, "stroke-width": thick }),
-      );
+      picture.append(svg("circle", { cx, cy, r: Math.max(side / 2, 4), fill: "none", stroke, "stroke-width": thick }));
     }
   }
   const steps = 64;
@@ -107,19 +98,21 @@ function mapSvg(model) {
   const step = (side * rows) / steps;
   for (let at = 0; at < steps; at++) {
     const fill = colourOf(Math.round((255 * (steps - 1 - at)) / (steps - 1)));
-    picture.append(shape("rect", { ...SEAMLESS, x, y: at * step, width: PRINT.scale, height: step, fill }));
+    picture.append(svg("rect", { ...SEAMLESS, x, y: at * step, width: PRINT.scale, height: step, fill }));
   }
   const font = { "font-family": "sans-serif", "font-size": PRINT.text };
   const beside = x + PRINT.scale + 3;
-  picture.append(shape("text", { ...font, x: beside, y: PRINT.text }, numberText(high)));
-  picture.append(shape("text", { ...font, x: beside, y: side * rows }, numberText(low)));
+  picture.append(svg("text", { ...font, x: beside, y: PRINT.text }, numberText(high)));
+  const middle = low + (high - low) * (low < 0 ? 0.5 : 0.25); // weights have the levels of their square roots
+  picture.append(svg("text", { ...font, x: beside, y: (side * rows) / 2 }, numberText(middle)));
+  picture.append(svg("text", { ...font, x: beside, y: side * rows }, numberText(low)));
   const what = values === "weights" ? "attention" : "score before softmax";
   const lines = [
     `${model.network().title}, layer ${model.layer().number}, head ${head + 1}`.replaceAll(/\p{Cc}/gu, " "), // XML has no such characters
-    `${what} of each key${view.query ? "; ring: query" : ""}`,
+    `${what} of each key${query ? "; ring: query" : ""}`,
   ];
   lines.forEach((line, at) => {
-    picture.append(shape("text", { ...font, x: 0, y: side * rows + (2 + 1.4 * at) * PRINT.text }, line));
+    picture.append(svg("text", { ...font, x: 0, y: side * rows + (2 + 1.4 * at) * PRINT.text }, line));
   });
   return new XMLSerializer().serializeToString(picture);
 }
@@ -156,14 +149,17 @@ export function createSaving(model, address) {
       },
     ]);
   }
-  const run = async (/** @type {() => void | Promise<void>} */ action) => {
+  const run = async (/** @type {() => void | Promise<void>} */ action, /** @type {boolean} */ isMap) => {
     say(status, "");
     try {
+      if (isMap && !model.shown(model.state.get().layer)) throw new Error("There is no map to save.");
       await action();
     } catch (error) {
       say(status, reasonOf(error));
     }
   };
-  const buttons = actions.map(([text, action]) => h("button", { onclick: () => void run(action) }, text));
+  const buttons = actions.map(([text, action]) =>
+    h("button", { onclick: () => void run(action, text.startsWith("Save")) }, text),
+  );
   return h("div", { class: "saving", role: "group", "aria-label": "Take this view along" }, ...buttons, status);
 }

@@ -195,8 +195,8 @@ export function createTimeline(model) {
         moment = last();
       }
       if (element.hidden || frame) return;
-      const { epoch } = state.get();
-      show(Math.min(epoch ?? last(), last()));
+      const at = Math.min(state.get().epoch ?? last(), last());
+      show(Math.round(moment) === at ? moment : at); // a moment between epochs stays
     },
   };
 }

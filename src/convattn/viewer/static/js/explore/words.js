@@ -84,15 +84,28 @@ export function headWord(layer, rows, head, changed = false) {
 /** Images below which the word of a head may be another on more of them. */
 const FEW_IMAGES = 20;
 
+/** The number that decides on a word which no displacement does. @type {Record<string, string[]>} */
+const DECIDED_BY = {
+  special: ["prefix_share", "of its attention is on class and register tokens"],
+  row: ["line_share", "is in the query's own row"],
+  column: ["line_share", "is in the query's own column"],
+  "half-plane": ["side_share", "is on one side"],
+  content: ["content_share", "of its variance is between images"],
+};
+
 /**
  * Says why a head has its word, by the numbers of its report.
  * @param {Record<string, Statistic>} report
  * @param {number} images  that it was measured on
  * @returns {string}
  */
-export function whyWords({ position_score: score, hard_share: share, hard_shift: shift }, images) {
+export function whyWords(report, images) {
+  const { position_score: score, hard_share: share, hard_shift: shift } = report;
   const place = directionWords(/** @type {Pair} */ (shift?.value ?? [0, 0]));
   const parts = [];
+  const [name, what] = DECIDED_BY[String(/** @type {any} */ (report).verdict).split(" ")[0]] ?? [];
+  const decides = report[name]?.value;
+  if (typeof decides === "number") parts.push(`${percent(decides)} ${what}`);
   if (Number.isFinite(score?.value ?? NaN))
     parts.push(`displacement alone explains ${percent(Math.max(Number(score?.value), 0))} of where it looks`);
   if (Number.isFinite(share?.value ?? NaN))
@@ -114,6 +127,7 @@ export function headSentence(layer, head, numbers) {
   const prefix = layer.prefix.length
     ? ` and gives ${percent(numbers.prefixShare)} to ${prefixWords(layer.prefix)}`
     : "";
+  if (Number.isNaN(numbers.entropy)) return `${name} looks at no position${prefix}`;
   if (!numbers.shift) {
     const keys = fixedText(Math.exp(numbers.entropy), 0);
     return `${name} attends to ${keys} ${keys === "1" ? "key" : "keys"} or so${prefix}`;

@@ -94,7 +94,8 @@ export function offsetStep(tour, text) {
     around.gray(cutAround(picture, query, OFFSET_REACH));
     paintHeads();
     paintKernel();
-    reset.disabled = heads.every(({ offset }, head) => String(offset) === String(home[head].offset));
+    const atHome = heads.every(({ offset }, head) => String(offset) === String(home[head].offset));
+    reset.setAttribute("aria-disabled", String(atHome)); // disabled, it would lose the focus when it is pressed
     const { offset, weight } = heads[active];
     say(live, `Δ = ${offsetText(offset)}, W = ${fixedText(weight, 3)}`);
     const said = numbers.show(fixedText(wanted.data[at], 4), fixedText(made.data[at], 4), largest);

@@ -136,7 +136,7 @@ export function followPlace(target, rows, cols, moved) {
  */
 export function slider(name, { text, ...range }, changed) {
   const id = freshId("slider");
-  const output = h("output", { for: id }, text(range.value));
+  const output = h("output", { for: id, "aria-live": "off" }, text(range.value));
   const input = h("input", { id, type: "range", ...range, "aria-valuetext": text(range.value) });
   const show = () => {
     output.textContent = text(Number(input.value));
