@@ -231,6 +231,15 @@ def test_layers_that_need_the_images_and_no_sizes_are_refused():
         FrozenAttention(RelativeAttention2d(4, 6, num_heads=5), [])
 
 
+def test_sizes_and_layers_of_another_form_are_refused_by_name(without_type_checks):
+    layer = RelativeAttention2d(4, 6, num_heads=5)
+    with pytest.raises(ArgumentError, match=r"^sizes must be sizes per axis, as \[\(32, 32\)\]"):
+        FrozenAttention(layer, (7, 5))
+    with pytest.raises(ArgumentError, match=r"^layer must be a RelativeAttention"):
+        FrozenAttention(torch.nn.Conv2d(4, 6, 3), [(7, 5)])
+    assert FrozenAttention(layer, [[7, 5]])(torch.zeros(1, 4, 7, 5)).shape == (1, 6, 7, 5)
+
+
 def test_a_pruned_layer_is_frozen():
     layer, x = RelativeAttention2d(4, 6, num_heads=5).eval(), images(2, 4, 7, 5)
     prune.l1_unstructured(layer.values, "weight", 0.5)

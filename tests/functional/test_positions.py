@@ -6,7 +6,7 @@ from tests.encodings.formula_cases import small_encoding
 from tests.layers.layer_cases import ADDITIVE
 
 from convattn.budget import assert_within_budget, roundings
-from convattn.encodings import AxisAdditiveEncoding, Quadratic
+from convattn.encodings import AxisAdditiveEncoding, Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import (
     displacement_scores,
@@ -102,6 +102,28 @@ def test_a_key_that_is_excluded_gets_no_weight_and_no_nan(dtype):
     weights = torch.softmax(product(query.float(), key.float()), -1)
     expected = torch.softmax(of_places(Window(2, 2), GRIDS["an image"], torch.float32), -1)
     assert torch.equal(weights > 0, expected > 0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 32**-0.5])
+def test_a_head_that_looks_beyond_the_grid_looks_at_its_edge_in_few_digits_too(scale):
+    """Its scores are beyond the range of float16."""
+    query, key = position_channels(
+        Shift(1, 1, displacements=[[20]]), (14,), torch.float16, scale=scale
+    )
+    weights = torch.softmax(scale * product(query.float(), key.float()), -1)
+    assert weights.argmax(-1).tolist() == [[13] * 14]
+    assert (weights.amax(-1) == 1).all()
+
+
+@pytest.mark.parametrize("build", [position_channels, quadratic_channels])
+def test_sizes_that_are_no_list_are_refused(build, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^axes must be numbers of pixels along each axis"):
+        build(small_encoding("quadratic", 3, 1), 7)
+
+
+def test_scores_of_another_degree_are_refused(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^encoding must be a Quadratic"):
+        quadratic_channels(Shift(1, 1, displacements=[[0]]), (5,))
 
 
 def test_the_inner_product_trains_the_encoding():

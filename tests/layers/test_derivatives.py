@@ -1,6 +1,7 @@
 """Derivatives of every order and by every road of torch, on every path: those of the reference path, in float64."""
 
 import copy
+import weakref
 from functools import partial
 
 import pytest
@@ -29,8 +30,10 @@ from convattn.functional import separable, tiles, torch_modes
 from convattn.layers import (
     Content,
     RelativeAttention1d,
+    RelativeAttention2d,
     RelativeAttention3d,
 )
+from convattn.models import AttentionNet
 from convattn.testing.contracts import stir
 
 pytestmark = [
@@ -199,3 +202,43 @@ def _detached(gradients):
     return [
         None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients
     ]
+
+
+def gradients_of_each(network, x):
+    """The gradients of each image alone, by `vmap`, and one after the other."""
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+
+    def loss(weights, image):
+        return torch.func.functional_call(network, weights, (image[None],)).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    one_by_one = [torch.func.grad(loss)(weights, image) for image in x]
+    return together, {name: torch.stack([one[name] for one in one_by_one]) for name in weights}
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: RelativeAttention2d(3, 4, num_heads=2, encoding="quadratic"),
+        lambda: AttentionNet(width=8, depth=1, heads=4, ffn=8).eval(),
+    ],
+    ids=["a layer", "a network whose images have their channels last within"],
+)
+def test_images_whose_channels_are_last_have_gradients_one_by_one(network):
+    torch.manual_seed(0)
+    x = torch.randn(3, 3, 6, 8).to(memory_format=torch.channels_last)
+    together, one_by_one = gradients_of_each(network().double(), x.double())
+    for name, gradient in together.items():
+        assert (gradient - one_by_one[name]).abs().max() <= 1e-12 * one_by_one[name].abs().max()
+
+
+def test_images_are_let_go_when_their_gradients_are_made():
+    """A hook on them would keep them as long as the loss."""
+    layer = RelativeAttention2d(3, 4, num_heads=2, encoding="quadratic")
+    x = torch.randn(2, 3, 6, 8, requires_grad=True)
+    images = 2 * x
+    seen = weakref.ref(images)
+    loss = layer(images).square().sum()
+    del images
+    loss.backward()
+    assert seen() is None

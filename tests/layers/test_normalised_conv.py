@@ -68,3 +68,16 @@ def test_a_number_added_to_all_scores_changes_nothing():
         for scores in conv.scores:
             scores.zero_()
     assert torch.equal(raised(x), conv(x))
+
+
+def test_outputs_and_gradients_lie_in_memory_as_the_images_do():
+    conv, x = drawn()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        leaf = x.clone().contiguous(memory_format=layout).requires_grad_()
+        seen = []
+        images = leaf * 1
+        images.register_hook(seen.append)
+        y = conv(images)
+        assert y.is_contiguous(memory_format=layout)
+        y.square().sum().backward()
+        assert seen[0].is_contiguous(memory_format=layout)

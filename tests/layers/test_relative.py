@@ -317,6 +317,32 @@ def test_scores_beyond_the_range_of_float16_stay_finite(dtype, impl):
     assert all(tensor.grad.isfinite().all() for tensor in (x, *layer.parameters()))
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 3, 1, 1)])
+def test_a_weight_that_is_no_kernel_of_the_layer_is_an_unexpected_key(shape):
+    layer = RelativeAttention2d(3, 5, kernel_size=3)
+    state = {**layer.state_dict(), "weight": torch.zeros(shape)}
+    assert layer.load_state_dict(state, strict=False).unexpected_keys == ["weight"]
+    spread = RelativeAttention2d(4, 6, kernel_size=2, input_dilation=2, groups=2)
+    state = {**spread.state_dict(), "weight": torch.zeros(3, 3, 2, 2)}
+    assert spread.load_state_dict(state, strict=False).unexpected_keys == ["weight"]
+
+
+def test_a_module_as_encoding_computes_in_the_dtype_of_displacements():
+    class Hills(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rises = torch.nn.Linear(2, 4)
+
+        def forward(self, displacement):
+            return self.rises(displacement).movedim(-1, 0)
+
+    layer = RelativeAttention2d(3, 5, num_heads=4, encoding=Hills(), dtype=torch.bfloat16)
+    y = layer(torch.randn(1, 3, 5, 6, dtype=torch.bfloat16))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert layer.encoding.function.rises.weight.grad is not None
+
+
 def test_dtype_and_device_are_those_asked_for():
     layer = RelativeAttention2d(3, 5, num_heads=2, dtype=torch.float64, device="meta")
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}

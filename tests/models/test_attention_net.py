@@ -29,6 +29,16 @@ def test_operations_are_counted_in_half_precision_and_after_pruning():
     assert network.flops() == expected
 
 
+def test_operations_are_counted_without_the_users_hooks():
+    """A hook would be given tensors without values."""
+    network, seen = AttentionNet(width=8, depth=1, heads=4, ffn=8), []
+    expected = network.flops()
+    network.register_forward_hook(lambda *given: seen.append(given))
+    network.blocks[0].register_forward_pre_hook(lambda *given: seen.append(given))
+    assert network.flops() == expected
+    assert seen == []
+
+
 @pytest.mark.parametrize(
     ("encoding", "content", "parameters"),
     [

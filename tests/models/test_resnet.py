@@ -23,9 +23,13 @@ def test_other_classes_and_channels():
     assert resnet18(3, in_channels=1).eval()(small_images(channels=1)).shape == (7, 3)
 
 
-def test_wrong_channels_are_refused():
-    with pytest.raises(ShapeError, match=r"images must have 3 channels, but are \(7, 1, 10, 10\)"):
+def test_wrong_channels_are_refused(without_type_checks):
+    message = r"images must be \(batch, 3, rows, cols\), but are \(7, 1, 10, 10\)"
+    with pytest.raises(ShapeError, match=message):
         ResNet(1)(small_images(channels=1))
+    for images in (torch.zeros(5, 3, 32), torch.zeros(3)):
+        with pytest.raises(ShapeError, match="images must be"):
+            ResNet(1)(images)
 
 
 @pytest.mark.parametrize("name", ["blocks_per_stage", "num_classes", "in_channels", "width"])

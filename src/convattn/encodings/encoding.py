@@ -96,7 +96,8 @@ class Encoding(nn.Module, ABC):
     A subclass must write only `score`. It also writes `options` if its constructor has arguments of its own,
     `feature_vectors` if scores are linear in features that the heads share, and sets `extent` if it does not hold every
     displacement. These check no arguments; `forward`, `table` and `features` do.
-    Layers do not call it, so hooks on it are refused unless they compute its parameters; hooks on its submodules run.
+    Layers do not call it, so hooks on it are refused unless they compute its parameters; hooks on submodules that
+    `score` calls run.
 
     Attributes:
         num_heads: Number of heads.

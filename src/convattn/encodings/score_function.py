@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from convattn.encodings.encoding import Encoding
 from convattn.errors import require
@@ -49,5 +50,10 @@ class ScoreFunction(Encoding):
         return f"{super().extra_repr()}, function={name}"
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Calls the function."""
-        return self.function(displacement)
+        """Calls the function; a module computes in the dtype of the displacements."""
+        if not isinstance(self.function, nn.Module):
+            return self.function(displacement)
+        wide = {}
+        for name, parameter in self.function.named_parameters():
+            wide[name] = parameter.to(displacement.dtype)
+        return torch.func.functional_call(self.function, wide, (displacement,))

@@ -185,8 +185,8 @@ def band_attention(
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query, in the dtype of `keys`; sums are taken in at least float32. Gradients of any
-        order flow to keys, maps and scores.
+        Output channels at each query, in the dtype of products with `keys`; sums are taken in at least float32.
+        Gradients of any order flow to keys, maps and scores.
     """
     keys = keys.to(product_dtype(keys))
     maps = maps.to(product_dtype(maps))

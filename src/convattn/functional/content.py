@@ -359,8 +359,8 @@ class ContentPath(Path):
         if share is not None:
             mixed = mixed * (1 - share)[:, None, None]
         mixed = mixed.mT
-        if mixed.dtype.itemsize > keys.dtype.itemsize:
-            mixed = mixed.to(keys.dtype)
+        if mixed.dtype.itemsize > value.dtype.itemsize:  # under autocast, values are of its dtype
+            mixed = mixed.to(value.dtype)
         y = maps.combine(mixed, values_first=self.values_first)
         grid = [len(axis.queries) for axis in sizes.axes]
         y = add_bias(y.unflatten(2, grid), bias)

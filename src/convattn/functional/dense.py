@@ -53,7 +53,8 @@ class PiecewisePath(KeyPath):
     def cost(self) -> Cost:
         """Counts the means of all images, and a few pieces."""
         sizes = self.sizes
-        means = sizes.batch * sizes.heads * sizes.queries * sizes.channels
+        width = sizes.inner if self.values_first else sizes.channels
+        means = sizes.batch * sizes.heads * sizes.queries * width
         flops = sizes.explicit_flops(by_axis=False, values_first=self.values_first)
         return Cost(flops, 2 * means * sizes.itemsize + 4 * piece_bytes(sizes.device))
 

@@ -226,7 +226,7 @@ def fourier_attention(
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
+        Output channels at each query, in the dtype of products with `keys`; heads are summed in at least float32.
     """
     keys = keys.to(product_dtype(keys))
     maps = maps.to(product_dtype(maps))

@@ -25,6 +25,7 @@ from convattn.functional.reference import (
     displacement_scores,
     normal_weights,
     places_along,
+    raised,
     scores_of_features,
 )
 from convattn.functional.torch_modes import (
@@ -38,6 +39,7 @@ from convattn.functional.torch_modes import (
     is_accelerator,
     missing_channels,
     needs_own_operations,
+    without_autocast,
 )
 from convattn.grid import Axis
 
@@ -156,9 +158,10 @@ def fused_attention(
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = (query * scale).contiguous()
     inputs = (query, key, value, *tables)
-    if own_operations:
-        return _explicit(mask, dropout, slice(None), *inputs).to(given)
-    return _in_pieces(mask, dropout, *inputs).to(given)
+    with without_autocast(query.device):  # which would take float32 back
+        if own_operations:
+            return _explicit(mask, dropout, slice(None), *inputs).to(given)
+        return _in_pieces(mask, dropout, *inputs).to(given)
 
 
 def _by_kernel(
@@ -185,7 +188,10 @@ def _by_kernel(
         if mask is not None:
             scaled = own[0].to(at_least_float32(query.dtype)) * scale
             terms = mask.terms(slice(None), scaled, *mask.tables)
-            inputs.append(_added(terms).to(query.dtype))
+            scores = _added(terms)
+            if query.dtype == torch.float16:
+                scores = raised(scores)
+            inputs.append(scores.to(query.dtype))
         means.append(compute(scale, *inputs))
     y = torch.cat(means) if len(means) > 1 else means[0]
     return y[..., : value.shape[-1]]
@@ -310,7 +316,7 @@ def _in_pieces(
         for some in chunks(queries, rows):
             compute = partial(_explicit, mask, dropout, some)
             if again:
-                compute = computed_again(compute)
+                compute = computed_again(compute, draws=dropout > 0)
             parts.append(compute(own[:, :, some], *others, *tables))
         means.append(torch.cat(parts, 2))
     return torch.cat(means)

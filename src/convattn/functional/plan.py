@@ -161,8 +161,9 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
     if len(set(sizes.axes)) == 1:
         weights = position_weights(torch.cat(tables), sizes.axes[:1]).chunk(len(tables))
     else:
-        # each table with its axis alone
-        weights = tuple(map(position_weights, tables, zip(sizes.axes)))
+        weights = tuple(
+            position_weights(table, (axis,)) for table, axis in zip(tables, sizes.axes, strict=True)
+        )
     if _joins_axes(sizes):
         weights = (join_axes(weights),)
         reason += ", multiplied to those of all pairs, for two large products"

@@ -21,8 +21,13 @@ from torch.nn import functional
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
-from convattn.errors import ShapeError, must_be
-from convattn.functional.reference import displacement_scores, places_along, scores_of_features
+from convattn.errors import ShapeError, must_be, require
+from convattn.functional.reference import (
+    displacement_scores,
+    places_along,
+    raised,
+    scores_of_features,
+)
 from convattn.functional.torch_modes import (
     at_least_float32,
     missing_channels,
@@ -84,6 +89,8 @@ def position_channels(
 ) -> Channels:
     """Returns channels for queries and keys whose inner product is the encoding's score of their displacement.
 
+    Where all scores of a query are below −1024, they are so up to a number, which the softmax drops.
+
     There is one channel for each key along each axis. Scores that are not sums over axes take one for every key, which
     pays in small windows only. In a dtype of fewer than 32 bits there are twice as many: the leading digits of the
     scores, and what they leave out. Gradients flow to the encoding.
@@ -119,7 +126,7 @@ def position_channels(
             query = score_channels(encoding.axis_tables(grid, wide, device), grid)
             key = one_hot(grid, dtype, device)
         else:
-            query = _finite(displacement_scores(encoding.table(grid, wide, device), grid))
+            query = raised(_finite(displacement_scores(encoding.table(grid, wide, device), grid)))
             key = torch.eye(query.shape[-1], dtype=dtype, device=device)
         query = query / scale
     if dtype.itemsize >= wide.itemsize:
@@ -186,6 +193,7 @@ def quadratic_channels(
         >>> channels.query.shape, channels.key.shape
         (torch.Size([3, 35, 3]), torch.Size([35, 3]))
     """
+    require(isinstance(encoding, Quadratic), "encoding", "a Quadratic", encoding)
     grid = as_axes(axes)
     encoding.require_axes(grid)
     wide = at_least_float32(dtype)
@@ -247,6 +255,7 @@ def as_axes(axes: Sequence[Axis | int]) -> tuple[Axis, ...]:
 
     Raises ArgumentError for a number that is not an integer of at least 1.
     """
+    require(isinstance(axes, Sequence), "axes", "numbers of pixels along each axis, or Axis", axes)
     grid = []
     for given in axes:
         axis = given
@@ -263,7 +272,7 @@ def score_channels(
     """Returns the queries' channels of scores that are sums over axes, from one table of displacements per axis."""
     parts = []
     for table, axis in zip(tables, axes, strict=True):
-        parts.append(displacement_scores(_finite(table), (axis,)))
+        parts.append(raised(displacement_scores(_finite(table), (axis,))))
     return _side_by_side(parts, [len(axis.queries) for axis in axes])
 
 

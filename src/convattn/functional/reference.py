@@ -215,6 +215,19 @@ def position_weights(
     return normal_weights(displacement_scores(table, axes))
 
 
+_LOW = -1024.0
+"""Scores of a query below which they are raised."""
+
+
+def raised(scores: Float[Tensor, "*many keys"]) -> Float[Tensor, "*many keys"]:
+    """Raises a query's scores, of which the softmax drops what they have in common, if all are far below 0.
+
+    Else 16 bits would hold none of a head that looks beyond the grid, and it would look everywhere alike.
+    """
+    top = scores.detach().amax(-1, keepdim=True)
+    return scores - torch.where(top < _LOW, top, 0)
+
+
 def normal_weights(
     scores: Float[Tensor, "*batch queries keys"],
     *,

@@ -46,14 +46,15 @@ def separable_attention(
     """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n and sums the heads' matrices times the means.
 
     Args:
-        weights: For each axis, (heads, queries, keys).
+        weights: For each axis, (heads, queries, keys), as a softmax makes them: rows ≥ 0 of sum 1. Keys with less than
+            eps/64 of a row may be left out, also from the gradient of the weights.
         keys: Key images with as many axes.
         maps: W_h; with groups its block-diagonal.
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
-        function transforms, take the memory of all mixed pixels.
+        Output channels at each query, in the dtype of products with `keys`. Derivatives above the first, and those of
+        torch's function transforms, take the memory of all mixed pixels.
     """
     in_torch = torch.compiler.is_compiling() or needs_own_operations(keys, maps, *weights)
     narrow = product_dtype(keys).itemsize < 4 and not in_torch

@@ -185,27 +185,34 @@ def backward_to_differentiate(
     return [next(found) if want else None for want in wanted]
 
 
-def computed_again(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns what computes the same and keeps the inputs alone: the gradient computes it again, with autocast off."""
-    return partial(_Again.apply, compute)
+def computed_again(compute: Callable[..., Tensor], *, draws: bool = False) -> Callable[..., Tensor]:
+    """Returns what computes the same and keeps the inputs alone: the gradient computes it again, with autocast off.
+
+    What draws random numbers draws the same ones again.
+    """
+    return partial(_Again.apply, compute, draws)
 
 
 class _Again(torch.autograd.Function):
     """A checkpoint whose forward pass records nothing; derivatives are of every order."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        ctx.compute, ctx.random_numbers = compute, torch.get_rng_state()
+    def forward(ctx: Any, compute: Callable[..., Tensor], draws: bool, *inputs: Tensor) -> Tensor:
+        ctx.compute = compute
+        # those of the process, which another thread may be using: left alone where nothing is drawn
+        ctx.random_numbers = torch.get_rng_state() if draws else None
         ctx.save_for_backward(*inputs)
         return compute(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        needed = ctx.needs_input_grad[1:]
-        with without_autocast(gradient.device), torch.random.fork_rng(devices=()):
-            torch.set_rng_state(ctx.random_numbers)
+        needed, draws = ctx.needs_input_grad[2:], ctx.random_numbers is not None
+        kept = torch.random.fork_rng(devices=()) if draws else nullcontext()
+        with without_autocast(gradient.device), kept:
+            if draws:
+                torch.set_rng_state(ctx.random_numbers)
             found = backward_to_differentiate(ctx.compute, ctx.saved_tensors, needed, gradient)
-        return None, *found
+        return None, None, *found
 
 
 def missing_channels(width: int, device: torch.device) -> int:

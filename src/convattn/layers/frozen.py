@@ -1,13 +1,13 @@
 """A layer for inference only: everything that does not depend on the images is computed beforehand."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, ShapeError, must_be, require
 from convattn.functional import HeadMaps, Path
 from convattn.functional.torch_modes import fixed_sizes
 from convattn.layers.relative import (
@@ -58,6 +58,10 @@ class FrozenAttention(ConvolutionLike):
             ShapeError: A size is smaller than the window.
         """
         super().__init__()
+        require(isinstance(layer, RelativeAttention), "layer", "a RelativeAttention", layer)
+        every = list(sizes)
+        for size in every:
+            require(isinstance(size, Sequence), "sizes", "sizes per axis, as [(32, 32)]", every)
         with torch.no_grad():
             content = layer.needs_content()
         if content:
@@ -72,7 +76,7 @@ class FrozenAttention(ConvolutionLike):
             torch.inference_mode(False),
             torch.no_grad(),
         ):  # in this order: the first turns gradients on
-            self._prepared = {size: _prepare(layer, size) for size in sizes}
+            self._prepared = {size: _prepare(layer, size) for size in map(tuple, every)}
         if not self._prepared:
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
 

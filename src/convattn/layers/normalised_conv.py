@@ -22,7 +22,14 @@ from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import at_least_float32, fixed_sizes, without_autocast
 from convattn.grid import Geometry, axis_pairs, whole_number
-from convattn.layers.relative import ConvolutionLike, arguments_of, layer_sizes, require_images
+from convattn.layers.relative import (
+    ConvolutionLike,
+    arguments_of,
+    lay_out_as,
+    layer_sizes,
+    require_images,
+    with_gradient_laid_out,
+)
 from convattn.layers.values import make_values
 
 
@@ -149,7 +156,7 @@ class NormalisedConv(ConvolutionLike):
         factors = self.values.factors()
         require_images(x, self.in_channels, self.dims, factors.value.dtype)
         axes = self.geometry.axes(fixed_sizes(x.shape[2:]))
-        keys = pad_keys(x, self.geometry)
+        keys = pad_keys(with_gradient_laid_out(x), self.geometry)
         with without_autocast(x.device):
             kernels = kernels_of_scores(list(self.scores))
             lows = [low for low, _ in self.box]
@@ -160,7 +167,7 @@ class NormalisedConv(ConvolutionLike):
         none = (0,) * self.dims
         kernel = maps.view(*maps.shape, *ones)
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
-        return y.contiguous()
+        return lay_out_as(x, y)
 
     def _factors(self) -> HeadMaps:
         return self.values.factors()

@@ -564,15 +564,21 @@ class RelativeAttention(ConvolutionLike, ABC):
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
         values = self.values
         prefix = others[0]
-        kernel = state_dict.get(prefix + "weight")
-        of_taps = _are_taps(self.encoding, self.geometry)
-        if kernel is not None and isinstance(values, MergedValues) and of_taps:
+        kernel: Any = state_dict.get(prefix + "weight")
+        is_kernel = isinstance(kernel, Tensor) and kernel.shape[2:] == self.kernel_size
+        if (
+            is_kernel
+            and isinstance(values, MergedValues)
+            and _are_taps(self.encoding, self.geometry)
+        ):
             maps = kernel.flatten(2).movedim(-1, 0)
-            if self.geometry.spreads:  # a transposed convolution's
+            if (
+                self.geometry.spreads and not len(kernel) % self.groups
+            ):  # a transposed convolution's
                 maps = rearrange(
                     maps.flip(0), "taps (groups i) o -> taps (groups o) i", groups=self.groups
                 )
-            if kernel.shape[2:] == self.kernel_size and maps.shape == values.maps().shape:
+            if maps.shape == values.maps().shape:
                 state_dict[prefix + "values.weight"] = values.held(maps).contiguous()
                 del state_dict[prefix + "weight"]
         super()._load_from_state_dict(state_dict, *others, **named)
@@ -771,7 +777,16 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
     """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images, and no view."""
-    layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
+    return _laid_out(y, _layout_of(x))
+
+
+def _layout_of(x: Tensor) -> torch.memory_format:
+    return _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
+
+
+def _laid_out(y: Tensor, layout: torch.memory_format) -> Tensor:
+    if layout is not torch.contiguous_format and needs_own_operations(y):
+        return y  # of a batch that `vmap` maps over torch knows no layout
     y = y.contiguous(memory_format=layout)
     # of a view that is changed in place, FSDP loses the hook that brings the weights back
     is_view = y.requires_grad and not torch.compiler.is_compiling() and y._is_view()
@@ -783,9 +798,14 @@ def with_gradient_laid_out(x: Tensor) -> Tensor:
     """Returns the same images, whose gradient will lie in memory as they do: what made them reads it faster so."""
     in_torch = torch.compiler.is_compiling() or needs_own_operations(x)
     if x.requires_grad and torch.is_grad_enabled() and not in_torch:
-        own = x.view_as(x)
+        own, layout = (
+            x.view_as(x),
+            _layout_of(x),
+        )  # not the images, which a hook would keep as long as the graph
         # torch calls it with None where no gradient arrives
-        own.register_hook(lambda gradient: None if gradient is None else lay_out_as(x, gradient))
+        own.register_hook(
+            lambda gradient: None if gradient is None else _laid_out(gradient, layout)
+        )
         return own
     return x
 

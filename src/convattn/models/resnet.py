@@ -81,9 +81,9 @@ class ResNet(ImageClassifier):
         Raises:
             ShapeError: The images have other channels.
         """
-        if images.shape[1] != self.in_channels:
+        if images.ndim != 4 or images.shape[1] != self.in_channels:
             raise ShapeError(
-                f"images must have {self.in_channels} channels, but are {tuple(images.shape)}"
+                f"images must be (batch, {self.in_channels}, rows, cols), but are {tuple(images.shape)}"
             )
         features = self.stages(F.relu(self.stem(images)))
         return self.head(features.mean(dim=(2, 3)))

@@ -53,7 +53,7 @@ class EncodingContract:
 
     Attributes:
         formula: Its equations.
-        reach: Largest absolute displacement that the encodings made by `create` hold.
+        reach: Largest absolute displacement that the encodings made by `create` hold, at least 4.
         dims: Numbers of axes for which `create` makes one. Tests of other numbers are skipped; what is tested once, as
             in a layer, is tested with the first.
     """
@@ -150,7 +150,7 @@ class EncodingContract:
         largest = max(1.0, scores.norm().item())
         assert (scores - projected).abs().max() <= rounding * largest
 
-    @pytest.mark.parametrize("dims", [1, 2])
+    @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
         encoding = self.drawn(dims, num_heads=2).double()
         parameters = dict(encoding.named_parameters())
