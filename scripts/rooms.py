@@ -34,7 +34,7 @@ BUDGETS = {
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 353_000, ("benchmarks", "evidence", "scripts"): 86_500}
+OUTSIDE = {("tests",): 357_000, ("benchmarks", "evidence", "scripts"): 86_500}
 """Tokens that folders beside the package may have together."""
 
 TOTAL = 192_000

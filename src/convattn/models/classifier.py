@@ -67,7 +67,11 @@ class ImageClassifier(nn.Module):
         network = copied_module(self).to(device="meta", dtype=torch.float32).eval()
         inside: set[nn.Module] = set()
         for module in network.modules():
-            _drop_hooks(module)
+            # those of the user would see tensors without values
+            module._forward_hooks.clear()
+            for key, hook in [*module._forward_pre_hooks.items()]:
+                if not is_own_hook(hook):
+                    del module._forward_pre_hooks[key]
             weight = getattr(module, "weight", None)
             if isinstance(module, RelativeAttention | NormalisedConv):
                 inside.update(module.modules())
@@ -79,14 +83,6 @@ class ImageClassifier(nn.Module):
         channels = self.arguments["in_channels"]
         network(torch.empty(1, channels, image_size, image_size, device="meta"))
         return FlopCount(**counts)
-
-
-def _drop_hooks(module: nn.Module) -> None:
-    """Drops the hooks of a copy, but for those that compute weights: they would see tensors without values."""
-    module._forward_hooks.clear()
-    for key, hook in [*module._forward_pre_hooks.items()]:
-        if not is_own_hook(hook):
-            del module._forward_pre_hooks[key]
 
 
 def _count_linear(counts: Counter[str], layer: Any, _: Any, output: Tensor) -> None:

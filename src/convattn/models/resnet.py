@@ -61,8 +61,7 @@ class ResNet(ImageClassifier):
         self.stages = nn.Sequential()
         channels = width
         for multiple, stride in _STAGES:
-            strides = [stride] + [1] * (blocks_per_stage - 1)
-            for step in strides:
+            for step in [stride] + [1] * (blocks_per_stage - 1):
                 self.stages.append(_BasicBlock(channels, multiple * width, step))
                 channels = multiple * width
         self.head = nn.Linear(channels, num_classes)
