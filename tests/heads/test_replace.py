@@ -324,13 +324,17 @@ def test_the_record_tells_all_heads_and_comes_back_from_json():
     assert "  softmax         left in 2 of 2 layers\n" in text
 
 
-def test_random_heads_are_drawn_once_each_and_by_seed():
+def test_random_heads_are_as_many_others_of_the_same_layers():
     _, _, report = measured("timm, class token")
-    drawn = random_heads(report, 4)
-    assert len(set(drawn)) == 4
-    assert drawn == random_heads(report, 4)
-    assert set(random_heads(report, 6)) == set(every_head(report))
-    assert len({random_heads(report, 3, seed=seed) for seed in range(9)}) > 1
+    heads = [("blocks.0.attn", 0), ("blocks.1.attn", 2)]
+    drawn = {random_heads(report, heads, seed=seed) for seed in range(9)}
+    assert all(
+        [name for name, _ in others] == ["blocks.0.attn", "blocks.1.attn"] for others in drawn
+    )
+    assert not {head for others in drawn for head in others}.intersection(heads)
+    assert len(drawn) > 1
+    assert random_heads(report, heads) == random_heads(report, heads)
+    assert random_heads(report, []) == ()
 
 
 def test_layers_of_this_library_are_left():

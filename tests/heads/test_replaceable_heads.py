@@ -121,10 +121,12 @@ def test_a_report_of_another_network(network, report):
             replace_heads(*given, heads=[("blocks.0.attn", 0)])
 
 
-@pytest.mark.parametrize("count", [-1, 7, 2.0, True], ids=repr)
-def test_counts_of_random_heads(report, count, without_type_checks):
-    with pytest.raises(ArgumentError, match="count must be from 0 to 6"):
-        random_heads(report, count)
+def test_random_heads_of_what_is_not_there_or_leaves_too_few(report):
+    with pytest.raises(ArgumentError, match=r"^heads must be pairs of a layer's name"):
+        random_heads(report, [("blocks.0.attn", 9)])
+    most = r"^heads must be at most half of those of blocks\.0\.attn, .* but is '2 of 3'"
+    with pytest.raises(ArgumentError, match=most):
+        random_heads(report, [("blocks.0.attn", 0), ("blocks.0.attn", 1)])
 
 
 def test_layers_that_run_twice():

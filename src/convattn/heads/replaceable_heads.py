@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, require_name
 from convattn.functional.convolution import convolve
-from convattn.grid import is_whole
 from convattn.heads.catalogue import attention_class, is_own
 from convattn.heads.fixed_attention import DisplacedHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
+from convattn.wording import ITSELF
 
 Head: TypeAlias = tuple[str, int]
 """A head: the name of its layer, and its number there."""
@@ -81,35 +81,42 @@ def read_arms(report: HeadReport, heads: Any, by: Any) -> dict[Head, Arm]:
     return arms
 
 
-def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[Head, ...]:
-    """Draws heads of a report at random, as a control for `replace_heads`.
+def random_heads(report: HeadReport, heads: Collection[Head], *, seed: int = 0) -> tuple[Head, ...]:
+    """Draws as many other heads of the same layers at random, as a control for `replace_heads`.
+
+    Heads of other layers would be no control: layers differ in what replacing a head of them does.
 
     Args:
         report: The report.
-        count: How many to draw.
+        heads: Pairs of a layer's name and the number of a head, for which others are drawn.
         seed: Seed, a whole number that torch takes.
 
     Returns:
         Pairs of a layer's name and the number of a head, to be given as `heads`.
 
     Raises:
-        ArgumentError: `count` is larger than the number of heads.
+        ArgumentError: `heads` are not in the report, or are more than half of those of a layer.
 
     Example:
         >>> from convattn import RelativeAttention2d, analyze
         >>> layer = RelativeAttention2d(3, 8, num_heads=4, encoding="quadratic")
         >>> report = analyze(layer, torch.randn(4, 3, 8, 8), controls=(), progress=False)
-        >>> len(random_heads(report, 3, seed=1))
-        3
+        >>> len(random_heads(report, [("", 0), ("", 2)], seed=1))
+        2
     """
-    every = every_head(report)
-    if not is_whole(count) or not 0 <= count <= len(every):
-        counts = f"from 0 to {len(every)}, the heads of the report"
-        raise ArgumentError(must_be("count", counts, count))
+    named = {*read_arms(report, list(heads), "zero")}
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(every), generator=generator, device="cpu")
-    drawn = sorted(order[:count].tolist())
-    return tuple(every[index] for index in drawn)
+    drawn: list[Head] = []
+    for layer in report.layers:
+        own = [(layer.name, head.head) for head in layer.heads]
+        others = [head for head in own if head not in named]
+        count = len(own) - len(others)
+        if count > len(others):
+            most = f"at most half of those of {layer.name or ITSELF}, of which as many others are drawn"
+            raise ArgumentError(must_be("heads", most, f"{count} of {len(own)}"))
+        order = torch.randperm(len(others), generator=generator, device="cpu")
+        drawn += [others[at] for at in sorted(order[:count].tolist())]
+    return tuple(drawn)
 
 
 def require_known(module: nn.Module) -> None:
