@@ -10,8 +10,10 @@ import torch
 from tests.viewer.node import run_node
 from torch import Tensor, nn
 
+from convattn.errors import UnsupportedModelError
 from convattn.functional import attention_weights, pad_keys
 from convattn.functional.reference import position_weights, scores_of_images
+from convattn.heads.catalogue import register_attention
 from convattn.heads.layout import AttentionCall, Layout
 from convattn.heads.reading import watch
 from convattn.layers import Content, RelativeAttention2d
@@ -57,6 +59,24 @@ class _Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.placed(self.gated(self.added(x)))
+
+
+class _Masked(nn.Module):
+    """Pixels see the bright ones alone, which differ between images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT[:, None]
+        bright = tokens[..., 0][..., None, :] > 0
+        return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens, attn_mask=bright)
+
+
+def test_masks_that_differ_between_images_are_refused():
+    """The second image would be shown behind the mask of the first."""
+    register_attention(_Masked, lambda call: call.global_layout((4, 5)))
+    network, images = nn.Sequential(_Masked()), torch.randn(2, 3, 4, 5)
+    with pytest.raises(UnsupportedModelError, match=r"^0: what it sees differs between images"):
+        build_scene(Exhibit(network, images))
+    assert build_scene(Exhibit(network, images[1:])).header["images"]
 
 
 NETWORKS = {"vit": (_vit, (48, 64)), "swin": (_swin, (64, 64)), "own": (_Own, (13, 17))}

@@ -16,7 +16,7 @@ from convattn.encodings import (
     GeneralizedQuadratic,
     Quadratic,
 )
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import Axis
 from convattn.heads.families.attention_class import PREFIX_TOKENS
 from convattn.heads.head_report import HEAD_NUMBERS, HeadReport, HeadStatistics
@@ -185,8 +185,14 @@ class _Network:
                 if call.attention is not None:
                     number = f"{self.number}/{len(calls) - 1}"
                     self.maps[call.name] = LayerMaps(call, number, self.tensors)
-            if call.name in self.maps:
-                self.maps[call.name].add(call.parts, image)
+            maps = self.maps.get(call.name)
+            if maps is None or call.attention is None:
+                return
+            if not call.attention.layout.equals(maps.layout):
+                raise UnsupportedModelError(
+                    f"{call.name}: what it sees differs between images, and one map stands for all: show one image"
+                )
+            maps.add(call.parts, image)
 
         for image, pixels in enumerate(self.exhibit.images):
             if image == 0 or self.maps:
