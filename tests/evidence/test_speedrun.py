@@ -48,12 +48,13 @@ def test_share_on_the_taps_is_that_of_the_layer():
 
 
 def test_operations_are_those_of_the_products():
-    recipe = {"model": {"mixing": "conv", "widths": [4, 6]}, "training": {"epochs": 2}}
+    model = {"mixing": "conv", "widths": [4, 6], "patch": 2}
+    recipe = {"model": model, "training": {"epochs": 2}}
     images = 3 * 50_000 * 2 / 1e15
     assert petaflops(recipe) == pytest.approx(
         images * SpeedNet("conv", widths=[4, 6]).flops().total
     )
-    soft = {**recipe, "model": {"mixing": "attention", "widths": [4, 6]}}
+    soft = {**recipe, "model": {**model, "mixing": "attention"}}
     inputs = {31: 24, 15: 4 + 4, 7: 6}
     means = sum(2 * 2 * side**3 * 9 * channels for side, channels in inputs.items())
     assert petaflops(soft) - petaflops(recipe) == pytest.approx(images * means)

@@ -317,7 +317,8 @@ def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, monk
     inputs = [x, *layer.parameters()]
     found = []
     monkeypatch.setattr(MODULE, "KEPT_BYTES", 0)
-    for again, further in product((lambda compute: compute, MODULE.computed_again), (True, False)):
+    kept = (lambda compute, **_: compute, MODULE.computed_again)
+    for again, further in product(kept, (True, False)):
         monkeypatch.setattr(MODULE, "computed_again", again)
         torch.manual_seed(7)
         y = layer(x)
