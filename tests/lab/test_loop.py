@@ -192,12 +192,14 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, monkeypatc
         assert [place.name for place in (folder / "checkpoints").iterdir()] == ["step-00000000"]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
 def test_peak_memory_is_that_of_this_run():
-    held = torch.ones(200 * 2**20 // 4)  # of before
-    before = held.sum().item() and peak_memory(CPU)
+    train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)  # loads what training needs
+    held = torch.ones(400 * 2**20 // 4)
+    before = peak_memory(CPU)
     del held
     record = train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)
-    assert record.peak_memory < before - 100 * 2**20
+    assert record.peak_memory < before - 200 * 2**20
 
 
 def test_terminal_is_shown_each_epoch(monkeypatch):
